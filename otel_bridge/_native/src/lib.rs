@@ -1,0 +1,14 @@
+//! The native half of the data path: OTLP bytes to columns, edits back into bytes.
+//!
+//! Safe Rust only: this code parses untrusted input. Every function here has a Python reference that
+//! differential tests hold it to.
+
+use pyo3::prelude::*;
+
+mod columns;
+
+#[pymodule]
+fn wire(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    columns::register(module)?;
+    Ok(())
+}

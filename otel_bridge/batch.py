@@ -1,0 +1,318 @@
+"""The narrow waist of the data path: a request's spans as columns over its bytes, and edits to them.
+
+No span becomes an object. A codec walks the bytes of an ExportTraceServiceRequest once and fills a
+`Batch`: one record a span, and for every attribute that some component asked for at start-up
+(`PlanBuilder.want`), one record that says where in the bytes its value lies. Processors read columns
+and note edits; `Batch.splice` gives the request's bytes back with the edits worked in, everything
+nobody touched exactly as it came, unknown fields included.
+
+Rows are numbered as the spans stand in the request. All offsets are bytes from the start of
+`Batch.data`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from otel_bridge.model import Reject, Scope, ValueType
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from otel_bridge.contracts import Codec
+
+SPAN = np.dtype(
+    [
+        ("trace_id", "V16"),
+        ("span_id", "V8"),
+        ("parent_id", "V8"),  # all zero: a root
+        ("start", "<u8"),  # unix nanoseconds, as sent
+        ("end", "<u8"),
+        ("off", "<u4"),  # the span's field in its ScopeSpans, tag and length included
+        ("len", "<u4"),
+        ("body", "<u4"),  # where the Span message itself begins
+        ("name_off", "<u4"),
+        ("name_len", "<u4"),
+        ("state_off", "<u4"),  # W3C tracestate
+        ("state_len", "<u4"),
+        ("resource", "<u4"),  # index of the resource
+        ("scope", "<u4"),  # index into Batch.scopes
+        ("flags", "<u4"),
+        ("events", "<u4"),  # how many
+        ("links", "<u4"),
+        ("kind", "u1"),  # model.SpanKind
+        ("status", "u1"),  # model.StatusCode
+        ("reject", "u1"),  # model.Reject; a span with a reason is never spliced out
+        ("_pad", "u1"),
+    ]
+)
+"""One span. 100 bytes, packed; the native codec writes the same layout (`_native/src/records.rs`)."""
+
+ATTRIBUTE = np.dtype(
+    [
+        ("value", "<i8"),  # INT: the value; BOOL: 0 or 1; DOUBLE: its bits (see `doubles`)
+        ("row", "<u4"),  # span row; for RESOURCE the resource's, for INSTRUMENTATION the scope's index
+        ("off", "<u4"),  # STRING, BYTES: the content; ARRAY, KVLIST: the message
+        ("len", "<u4"),
+        ("key_off", "<u4"),  # the key as sent: tells prefix matches apart
+        ("key_len", "<u4"),
+        ("kv_off", "<u4"),  # the KeyValue field in its parent, tag and length included: what a cut removes
+        ("kv_len", "<u4"),
+        ("slot", "<u2"),  # which Want it answers
+        ("type", "u1"),  # model.ValueType
+        ("_pad", "u1"),
+    ]
+)
+"""One attribute somebody asked for. 40 bytes, packed."""
+
+SCOPE = np.dtype([("name_off", "<u4"), ("name_len", "<u4"), ("resource", "<u4")])
+"""One instrumentation scope."""
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """A column somebody asked for: an exact key, or with `prefix` every key that begins so."""
+
+    scope: Scope
+    key: str
+    prefix: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All wanted columns; a want's place is its slot."""
+
+    wants: tuple[Want, ...]
+
+
+class PlanBuilder:
+    """Collects the columns that components ask for at start-up; equal wants share a slot."""
+
+    def __init__(self) -> None:
+        self._slots: dict[Want, int] = {}
+
+    def want(self, key: str, *, scope: Scope = Scope.SPAN, prefix: bool = False) -> int:
+        """Ask for a column; the answer is its slot in every `Batch` of the finished plan."""
+        return self._slots.setdefault(Want(scope, key, prefix), len(self._slots))
+
+    def build(self) -> Plan:
+        """Freeze the plan."""
+        return Plan(tuple(self._slots))
+
+
+class Insert(NamedTuple):
+    """One attribute to append to each of `rows`; `kind` says which payload fields are used.
+
+    Attributes:
+        kind: "int", "double", "bool", "text", "slice", "const", or "raw".
+        key: the attribute's key in UTF-8; empty for "raw".
+        rows: u4 row numbers.
+        values: "int": i8; "double": f8; "bool": u1; "slice": u4 offsets into the data; "text" and "raw":
+            u4 lengths of the pieces of `blob`.
+        lens: "slice": u4 lengths.
+        blob: "const": the one text; "text": the texts, one after the other; "raw": encoded fields of a
+            Span message, tags included, one piece a row.
+    """
+
+    kind: str
+    key: bytes
+    rows: NDArray[np.uint32]
+    values: NDArray[np.generic]
+    lens: NDArray[np.uint32]
+    blob: bytes
+
+
+_NO_U4: NDArray[np.uint32] = np.empty(0, "<u4")
+
+
+def doubles(records: NDArray[np.void]) -> NDArray[np.float64]:
+    """The values of DOUBLE records."""
+    return np.ascontiguousarray(records["value"]).view("<f8")
+
+
+def numbers(records: NDArray[np.void]) -> NDArray[np.float64]:
+    """The values of INT, DOUBLE and BOOL records as doubles; NaN for every other type."""
+    kinds = records["type"]
+    out = np.where(kinds == ValueType.DOUBLE, doubles(records), records["value"].astype("<f8"))
+    known = (kinds == ValueType.INT) | (kinds == ValueType.DOUBLE) | (kinds == ValueType.BOOL)
+    return np.where(known, out, np.nan)
+
+
+@dataclass(slots=True)
+class Batch:
+    """A request's spans as columns, and the edits noted so far.
+
+    Attributes:
+        data: an ExportTraceServiceRequest, valid UTF-8 in every string (the codec mends what is not).
+        plan: the wanted columns.
+        codec: who read the bytes, and can splice them.
+        spans: dtype SPAN, shape (n,).
+        scopes: dtype SCOPE.
+        attributes: dtype ATTRIBUTE, grouped by slot, rows ascending within a slot. An exact slot holds a
+            row at most once (the first occurrence); prefix slots hold any number.
+        starts: `attributes[starts[s]:starts[s + 1]]` is slot s; the last group, after all slots, is the
+            repeated occurrences of exact keys.
+        resources: how many resources there are.
+        mended: how many strings were not UTF-8 and now are.
+    """
+
+    data: bytes
+    plan: Plan
+    codec: Codec
+    spans: NDArray[np.void]
+    scopes: NDArray[np.void]
+    attributes: NDArray[np.void]
+    starts: Sequence[int]
+    resources: int
+    mended: int = 0
+    inserts: list[Insert] = field(default_factory=list)
+    cuts: list[NDArray[np.void]] = field(default_factory=list)
+    dropped: NDArray[np.bool_] | None = None
+
+    def __len__(self) -> int:
+        """How many spans there are, rejected and dropped ones included."""
+        return len(self.spans)
+
+    def column(self, slot: int) -> NDArray[np.void]:
+        """The records of one wanted column (dtype ATTRIBUTE); empty when no span has it."""
+        return self.attributes[self.starts[slot] : self.starts[slot + 1]]
+
+    def has(self, slot: int) -> bool:
+        """Whether any span has the column: cheaper than looking."""
+        return self.starts[slot] != self.starts[slot + 1]
+
+    @property
+    def duplicates(self) -> NDArray[np.void]:
+        """Second and later occurrences of exact keys (`slot` says of which)."""
+        return self.attributes[self.starts[len(self.plan.wants)] :]
+
+    def by_span(self, slot: int) -> NDArray[np.int64]:
+        """For each span the index of its record in `column(slot)`, or -1.
+
+        For RESOURCE and INSTRUMENTATION slots a span's record is that of its resource or scope.
+        """
+        scope = self.plan.wants[slot].scope
+        column = self.column(slot)
+        if scope is Scope.RESOURCE:
+            of_owner = np.full(self.resources, -1, np.int64)
+            of_owner[column["row"]] = np.arange(len(column))
+            return of_owner[self.spans["resource"]]
+        if scope is Scope.INSTRUMENTATION:
+            of_owner = np.full(len(self.scopes), -1, np.int64)
+            of_owner[column["row"]] = np.arange(len(column))
+            return of_owner[self.spans["scope"]]
+        index = np.full(len(self.spans), -1, np.int64)
+        index[column["row"]] = np.arange(len(column))
+        return index
+
+    def text(self, off: int, length: int) -> str:
+        """The text of one slice of the data."""
+        return self.data[off : off + length].decode()
+
+    # Edits. A row may get several; they are appended in the order they are noted.
+
+    def set_ints(self, key: str, rows: NDArray[np.uint32], values: NDArray[np.int64]) -> None:
+        """Append an int attribute to each of `rows`."""
+        self._insert("int", key, rows, values=np.ascontiguousarray(values, "<i8"))
+
+    def set_doubles(self, key: str, rows: NDArray[np.uint32], values: NDArray[np.float64]) -> None:
+        """Append a double attribute to each of `rows`."""
+        self._insert("double", key, rows, values=np.ascontiguousarray(values, "<f8"))
+
+    def set_bools(self, key: str, rows: NDArray[np.uint32], values: NDArray[np.bool_]) -> None:
+        """Append a bool attribute to each of `rows`."""
+        self._insert("bool", key, rows, values=np.ascontiguousarray(values, "u1"))
+
+    def set_slices(
+        self, key: str, rows: NDArray[np.uint32], offs: NDArray[np.uint32], lens: NDArray[np.uint32]
+    ) -> None:
+        """Append a string attribute whose text is a slice of `data`."""
+        self._insert(
+            "slice",
+            key,
+            rows,
+            values=np.ascontiguousarray(offs, "<u4"),
+            lens=np.ascontiguousarray(lens, "<u4"),
+        )
+
+    def set_text(self, key: str, rows: NDArray[np.uint32], text: str) -> None:
+        """Append the same string attribute to each of `rows`."""
+        self._insert("const", key, rows, blob=text.encode())
+
+    def set_texts(self, key: str, rows: NDArray[np.uint32], texts: Sequence[str]) -> None:
+        """Append a string attribute of its own to each of `rows`."""
+        pieces = [text.encode() for text in texts]
+        self._insert("text", key, rows, values=_lengths(pieces), blob=b"".join(pieces))
+
+    def append_fields(self, rows: NDArray[np.uint32], fields: Sequence[bytes]) -> None:
+        """Append encoded fields of a Span message (an event, an attribute of any type), tags included."""
+        self._insert("raw", "", rows, values=_lengths(fields), blob=b"".join(fields))
+
+    def cut(self, records: NDArray[np.void]) -> None:
+        """Remove attributes, named by their records (any scope)."""
+        if len(records):
+            self.cuts.append(records)
+
+    def cut_column(self, slot: int, rows: NDArray[np.uint32] | None = None) -> None:
+        """Remove a wanted attribute, repeated occurrences included, from `rows` (None: wherever it is)."""
+        for records in (self.column(slot), self.duplicates[self.duplicates["slot"] == slot]):
+            self.cut(records if rows is None else records[np.isin(records["row"], rows)])
+
+    def drop(self, rows: NDArray[np.uint32]) -> None:
+        """Leave whole spans out."""
+        if self.dropped is None:
+            self.dropped = np.zeros(len(self.spans), np.bool_)
+        self.dropped[rows] = True
+
+    @property
+    def edited(self) -> bool:
+        """Whether the spliced bytes differ from `data`."""
+        return bool(self.inserts or self.cuts or self.dropped is not None or self.rejected)
+
+    @property
+    def rejected(self) -> dict[Reject, int]:
+        """How many spans were refused, by reason."""
+        codes = self.spans["reject"]
+        if not codes.any():
+            return {}
+        return {
+            Reject(int(c)): int(n)
+            for c, n in zip(*np.unique(codes[codes > 0], return_counts=True), strict=True)
+        }
+
+    @property
+    def leaving(self) -> int:
+        """How many spans the spliced bytes hold."""
+        gone = self.spans["reject"] > 0
+        return len(self.spans) - int((gone if self.dropped is None else gone | self.dropped).sum())
+
+    def splice(self) -> bytes:
+        """The request's bytes with the edits worked in; `data` itself when there are none.
+
+        Resources and scopes that lost all their spans are left out.
+        """
+        return self.codec.splice(self) if self.edited else self.data
+
+    def _insert(
+        self,
+        kind: str,
+        key: str,
+        rows: NDArray[np.uint32],
+        *,
+        values: NDArray[np.generic] = _NO_U4,
+        lens: NDArray[np.uint32] = _NO_U4,
+        blob: bytes = b"",
+    ) -> None:
+        if len(rows):
+            self.inserts.append(
+                Insert(kind, key.encode(), np.ascontiguousarray(rows, "<u4"), values, lens, blob)
+            )
+
+
+def _lengths(pieces: Sequence[bytes]) -> NDArray[np.uint32]:
+    return np.fromiter(map(len, pieces), "<u4", len(pieces))

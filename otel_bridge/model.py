@@ -1,0 +1,73 @@
+"""Small words that every layer shares."""
+
+from __future__ import annotations
+
+from enum import Enum, IntEnum
+
+
+class Signal(Enum):
+    """What an OTLP request carries."""
+
+    TRACES = "traces"
+    METRICS = "metrics"
+    LOGS = "logs"
+
+
+class ValueType(IntEnum):
+    """What an attribute's AnyValue holds; the numbers are the oneof's field numbers in OTLP."""
+
+    EMPTY = 0
+    STRING = 1
+    BOOL = 2
+    INT = 3
+    DOUBLE = 4
+    ARRAY = 5
+    KVLIST = 6
+    BYTES = 7
+
+
+class SpanKind(IntEnum):
+    """OTLP's Span.SpanKind."""
+
+    UNSPECIFIED = 0
+    INTERNAL = 1
+    SERVER = 2
+    CLIENT = 3
+    PRODUCER = 4
+    CONSUMER = 5
+
+
+class StatusCode(IntEnum):
+    """OTLP's Status.StatusCode."""
+
+    UNSET = 0
+    OK = 1
+    ERROR = 2
+
+
+class Reject(IntEnum):
+    """Why a single span is refused while the rest of its request is taken."""
+
+    NONE = 0
+    TRACE_ID_LENGTH = 1
+    TRACE_ID_ZERO = 2
+    SPAN_ID_LENGTH = 3
+    SPAN_ID_ZERO = 4
+    PARENT_ID_LENGTH = 5
+    LINK_ID_LENGTH = 6
+    TOO_DEEP = 7
+
+    @property
+    def reason(self) -> str:
+        """The label value of this reason in metrics, and its words in a partial success."""
+        return self.name.lower()
+
+
+class Scope(IntEnum):
+    """Where an attribute stands."""
+
+    SPAN = 0
+    RESOURCE = 1
+    INSTRUMENTATION = 2
+    EVENT = 3
+    LINK = 4

@@ -1,0 +1,89 @@
+"""The bridge watched like any other service: its metrics, its logs, its own spans."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import TYPE_CHECKING, cast
+
+import structlog
+from opentelemetry import trace
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from otel_bridge.catalog import Kind, Metric
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics import MetricWrapperBase
+
+LEVELS = ("debug", "info", "warning", "error")
+
+
+class Telemetry:
+    """Metrics by their catalog entry, one registry a service (tests make their own).
+
+    Asking twice for one metric gives the same object. Metrics without labels exist at 0 from the start;
+    callers create the label sets that they know in advance, so that `increase()` sees the first step.
+    """
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        self.registry = registry if registry is not None else CollectorRegistry()
+        self.tracer = trace.get_tracer("otel_bridge")
+        self._metrics: dict[str, MetricWrapperBase] = {}
+
+    def counter(self, metric: Metric) -> Counter:
+        """The counter of a catalog entry."""
+        return cast("Counter", self._get(metric, Kind.COUNTER))
+
+    def gauge(self, metric: Metric) -> Gauge:
+        """The gauge of a catalog entry."""
+        return cast("Gauge", self._get(metric, Kind.GAUGE))
+
+    def histogram(self, metric: Metric) -> Histogram:
+        """The histogram of a catalog entry."""
+        return cast("Histogram", self._get(metric, Kind.HISTOGRAM))
+
+    def _get(self, metric: Metric, kind: Kind) -> MetricWrapperBase:
+        if metric.kind is not kind:
+            raise TypeError(f"{metric.name} is a {metric.kind.value} in catalog.py, not a {kind.value}")
+        found = self._metrics.get(metric.name)
+        if found is None:
+            if kind is Kind.COUNTER:
+                found = Counter(metric.name, metric.description, metric.labels, registry=self.registry)
+            elif kind is Kind.GAUGE:
+                found = Gauge(metric.name, metric.description, metric.labels, registry=self.registry)
+            else:
+                found = Histogram(
+                    metric.name,
+                    metric.description,
+                    metric.labels,
+                    registry=self.registry,
+                    buckets=metric.buckets or Histogram.DEFAULT_BUCKETS,
+                )
+            self._metrics[metric.name] = found
+        return found
+
+    def value(self, metric: Metric, **labels: str) -> float:
+        """The present value of a counter or gauge; 0 when its label set was never touched."""
+        suffix = "_total" if metric.kind is Kind.COUNTER else ""
+        return self.registry.get_sample_value(metric.name + suffix, labels) or 0.0
+
+
+def configure_logging(*, level: str = "info", json: bool | None = None) -> None:
+    """Structured logs on standard error: JSON lines, or for a terminal readable ones (json=None chooses)."""
+    if json is None:
+        json = not sys.stderr.isatty()
+    render: structlog.typing.Processor = (
+        structlog.processors.JSONRenderer() if json else structlog.dev.ConsoleRenderer()
+    )
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            render,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=False,
+    )
