@@ -201,11 +201,13 @@ class Batch:
         if scope is Scope.RESOURCE:
             of_owner = np.full(self.resources, -1, np.int64)
             of_owner[column["row"]] = np.arange(len(column))
-            return of_owner[self.spans["resource"]]
+            of_resource: NDArray[np.int64] = of_owner[self.spans["resource"]]
+            return of_resource
         if scope is Scope.INSTRUMENTATION:
             of_owner = np.full(len(self.scopes), -1, np.int64)
             of_owner[column["row"]] = np.arange(len(column))
-            return of_owner[self.spans["scope"]]
+            of_scope: NDArray[np.int64] = of_owner[self.spans["scope"]]
+            return of_scope
         index = np.full(len(self.spans), -1, np.int64)
         index[column["row"]] = np.arange(len(column))
         return index

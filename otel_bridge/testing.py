@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -14,7 +15,7 @@ from otel_bridge.contracts import Outcome
 from otel_bridge.model import Signal
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
@@ -111,7 +112,7 @@ def any_value(value: Value) -> AnyValue:
         return AnyValue(string_value=value)
     if isinstance(value, bytes):
         return AnyValue(bytes_value=value)
-    if hasattr(value, "items"):
+    if isinstance(value, Mapping):
         return AnyValue(kvlist_value=KeyValueList(values=key_values(value)))
     return AnyValue(array_value=ArrayValue(values=[any_value(item) for item in value]))
 
@@ -175,6 +176,6 @@ def trace_request(
             "start_time_unix_nano": 1_700_000_000_000_000_000,
             "end_time_unix_nano": 1_700_000_001_000_000_000,
         }
-        span = scope_spans.spans.add(**{**defaults, **fields})  # type: ignore[arg-type]
+        span = scope_spans.spans.add(**{**defaults, **fields})
         span.attributes.extend(key_values(attributes))  # type: ignore[arg-type]
     return request.SerializeToString()
