@@ -4,18 +4,48 @@ from __future__ import annotations
 
 import logging
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 import structlog
 from opentelemetry import trace
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from otel_bridge import __version__
 from otel_bridge.catalog import Kind, Metric
 
 if TYPE_CHECKING:
     from prometheus_client.metrics import MetricWrapperBase
 
 LEVELS = ("debug", "info", "warning", "error")
+
+
+@dataclass(frozen=True, slots=True)
+class Tracing:
+    """How the bridge records spans about itself.
+
+    Attributes:
+        endpoint: an OTLP/gRPC URL; https unless it says http.
+        sampling_ratio: share of requests that are traced, 0 to 1.
+    """
+
+    endpoint: str
+    sampling_ratio: float
+
+
+def tracer_provider(tracing: Tracing) -> TracerProvider:
+    """The SDK with a batching OTLP exporter; not made the process's global provider."""
+    provider = TracerProvider(
+        resource=Resource.create({"service.name": "otel_bridge", "service.version": __version__}),
+        sampler=ParentBased(TraceIdRatioBased(tracing.sampling_ratio)),
+    )
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=tracing.endpoint)))
+    return provider
 
 
 class Telemetry:
@@ -25,9 +55,11 @@ class Telemetry:
     callers create the label sets that they know in advance, so that `increase()` sees the first step.
     """
 
-    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+    def __init__(self, registry: CollectorRegistry | None = None, tracing: Tracing | None = None) -> None:
         self.registry = registry if registry is not None else CollectorRegistry()
-        self.tracer = trace.get_tracer("otel_bridge")
+        self._provider = tracer_provider(tracing) if tracing is not None else None
+        provider = self._provider if self._provider is not None else trace.NoOpTracerProvider()
+        self.tracer = provider.get_tracer("otel_bridge", __version__)
         self._metrics: dict[str, MetricWrapperBase] = {}
 
     def counter(self, metric: Metric) -> Counter:
@@ -41,6 +73,11 @@ class Telemetry:
     def histogram(self, metric: Metric) -> Histogram:
         """The histogram of a catalog entry."""
         return cast("Histogram", self._get(metric, Kind.HISTOGRAM))
+
+    def close(self) -> None:
+        """Send the own spans that still wait; blocks for at most some seconds."""
+        if self._provider is not None:
+            self._provider.shutdown()
 
     def _get(self, metric: Metric, kind: Kind) -> MetricWrapperBase:
         if metric.kind is not kind:

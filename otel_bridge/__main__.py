@@ -1,0 +1,3 @@
+from otel_bridge.cli import main
+
+main()

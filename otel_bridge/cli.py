@@ -1,0 +1,157 @@
+"""The command line: the only place that prints for people and exits."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import click
+import yaml
+from rich.console import Console
+
+from otel_bridge import __version__
+from otel_bridge.errors import BridgeError, ConfigError
+from otel_bridge.settings import Settings, effective, load
+from otel_bridge.telemetry import configure_logging
+
+if TYPE_CHECKING:
+    from otel_bridge.service import Service
+
+EXIT_FAILED = 1
+EXIT_BAD_CONFIG = 2
+
+FAST_COLLECTIONS = (50_000, 20, 20)
+"""Collector thresholds: a request makes few cycles, and the default walks the heap 70 times as often."""
+
+
+class _Commands(click.Group):
+    """Groups print commands in the order they are most used, not by the alphabet."""
+
+    def list_commands(self, _context: click.Context) -> list[str]:
+        return list(self.commands)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="otel-bridge")
+def main() -> None:
+    r"""Stand beside an OpenTelemetry Collector and say why an LLM request was slow.
+
+    The bridge takes OTLP in, gives GenAI spans one vocabulary, a model, a prompt length and a batch size,
+    and hands them on. Without a configuration it listens on 127.0.0.1:4317 (gRPC) and :4318 (HTTP), sends to
+    127.0.0.1:14317, and serves /metrics on 127.0.0.1:9464.
+
+    \b
+    Try:
+      otel-bridge run                        on embedded defaults
+      otel-bridge print-config > bridge.yaml a file to start from
+      otel-bridge check -c bridge.yaml       every mistake in it at once
+      otel-bridge run -c bridge.yaml
+    """
+
+
+_config = click.option(
+    "-c",
+    "--config",
+    "path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    envvar="OTEL_BRIDGE_CONFIG",
+    help="The YAML file; without it, embedded defaults.",
+)
+_set = click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY.PATH=VALUE",
+    help="Override one setting, the value in YAML; may be repeated.",
+)
+_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+
+
+@main.command()
+@_config
+@_set
+def run(path: Path | None, overrides: tuple[str, ...]) -> None:
+    """Serve until SIGTERM; SIGHUP reloads the processors without dropping a connection."""
+    settings = _loaded(path, overrides)
+    logs = settings.service.telemetry.logs
+    configure_logging(level=logs.level, json={"auto": None, "json": True, "console": False}[logs.format])
+    gc.set_threshold(*FAST_COLLECTIONS)
+    # The service brings in gRPC and the codec; `check` and `--help` answer without them.
+    from otel_bridge.service import run as serve  # noqa: PLC0415
+
+    try:
+        asyncio.run(serve(lambda: load(path, overrides=overrides), announce=_announce))
+    except ConfigError as error:
+        _fail(str(error), EXIT_BAD_CONFIG)
+    except BridgeError as error:
+        _fail(str(error), EXIT_FAILED)
+
+
+@main.command()
+@_config
+@_set
+@_json
+def check(path: Path | None, overrides: tuple[str, ...], *, as_json: bool) -> None:
+    """Report every problem of a configuration at once, each with its key path; exit 2 if there is one."""
+    try:
+        load(path, overrides=overrides)
+    except ConfigError as error:
+        if as_json:
+            problems = [
+                {"path": p.path, "found": p.found, "expected": p.expected, "hint": p.hint}
+                for p in error.problems
+            ]
+            click.echo(json.dumps({"ok": False, "source": error.source, "problems": problems}))
+            sys.exit(EXIT_BAD_CONFIG)
+        _fail(str(error), EXIT_BAD_CONFIG)
+    if as_json:
+        click.echo(json.dumps({"ok": True, "source": str(path or "embedded defaults"), "problems": []}))
+    else:
+        click.echo(f"{path or 'embedded defaults'}: good")
+
+
+@main.command("print-config")
+@_config
+@_set
+@_json
+@click.option("--schema", is_flag=True, help="Print the JSON schema of the file instead, for editors.")
+def print_config(path: Path | None, overrides: tuple[str, ...], *, as_json: bool, schema: bool) -> None:
+    """Print the effective configuration: defaults filled in, secrets masked."""
+    if schema:
+        click.echo(json.dumps(Settings.model_json_schema(), indent=2))
+        return
+    text = effective(_loaded(path, overrides))
+    click.echo(json.dumps(yaml.safe_load(text), indent=2) if as_json else text, nl=as_json)
+
+
+def _loaded(path: Path | None, overrides: tuple[str, ...]) -> Settings:
+    try:
+        return load(path, overrides=overrides)
+    except ConfigError as error:
+        _fail(str(error), EXIT_BAD_CONFIG)
+
+
+def _announce(service: Service) -> None:
+    """Where it listens, for a person at a terminal; logs say it to everybody else."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        return
+    receiver = service.receiver
+    console.print(f"[bold]otel-bridge {__version__}[/bold] is ready")
+    for name, where in (("OTLP/gRPC", receiver.grpc_endpoint), ("OTLP/HTTP", receiver.http_endpoint)):
+        if where is not None:
+            console.print(f"  {name:<10} {where}")
+    for name, exporter in service.settings.exporters.items():
+        console.print(f"  {'sends to':<10} {exporter.endpoint} ({name})")
+    if service.telemetry_server is not None:
+        console.print(f"  {'metrics':<10} http://127.0.0.1:{service.telemetry_server.port}/metrics")
+    console.print("  Stop with Ctrl-C; what is not delivered by then stays on disk.")
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    click.echo(f"otel-bridge: {message}", err=True)
+    sys.exit(code)

@@ -1,0 +1,144 @@
+"""The data path, put together: bytes in, columns, steps, bytes out."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import structlog
+from opentelemetry.trace import SpanKind
+
+from otel_bridge import catalog
+from otel_bridge.batch import PlanBuilder
+from otel_bridge.contracts import Outcome
+from otel_bridge.model import Reject, Signal
+from otel_bridge.processors.enrich.enrich import Enrich
+from otel_bridge.processors.redact.redact import Redact
+
+if TYPE_CHECKING:
+    from otel_bridge.batch import Batch, Plan
+    from otel_bridge.contracts import Codec, Exporter, TraceProcessor
+    from otel_bridge.settings import ProcessorSettings
+    from otel_bridge.telemetry import Telemetry
+
+log = structlog.get_logger(__name__)
+
+ITEMS_UNCOUNTED = 0
+"""Metrics and logs pass undecoded, so their items are not counted here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """What is done to each batch: replaced as a whole on reload, so that no batch sees two configurations.
+
+    Attributes:
+        plan: the columns that the processors asked for.
+        processors: in order, each with the name that its metrics carry.
+    """
+
+    plan: Plan
+    processors: tuple[tuple[str, TraceProcessor], ...]
+
+
+def build_steps(settings: ProcessorSettings, telemetry: Telemetry) -> Steps:
+    """Compile the processors' configuration.
+
+    Redaction is last: whatever a step before it measured or converted leaves only as it allows.
+    """
+    columns = PlanBuilder()
+    processors: list[tuple[str, TraceProcessor]] = []
+    if settings.enrich.enabled:
+        enrich = Enrich(settings.enrich, columns, telemetry, convert_messages=settings.redact.keeps_content)
+        processors.append(("enrich", enrich))
+    if settings.redact.enabled:
+        processors.append(("redact", Redact(settings.redact, columns, telemetry)))
+    return Steps(columns.build(), tuple(processors))
+
+
+class Pipeline:
+    """A Consumer that scans, processes, splices and hands over; it keeps nothing itself."""
+
+    def __init__(self, codec: Codec, steps: Steps, exporter: Exporter, telemetry: Telemetry) -> None:
+        self._codec = codec
+        self._steps = steps
+        self._exporter = exporter
+        self._tracer = telemetry.tracer
+        self._mended = telemetry.counter(catalog.RECEIVER_MENDED_STRINGS)
+        self._incoming = telemetry.counter(catalog.PROCESSOR_INCOMING)
+        self._outgoing = telemetry.counter(catalog.PROCESSOR_OUTGOING)
+        self._duration = telemetry.histogram(catalog.PROCESSOR_DURATION)
+
+    def replace(self, steps: Steps) -> None:
+        """Use other steps from the next batch on; batches under way finish with the old ones."""
+        self._steps = steps
+
+    async def consume_traces(self, data: bytes) -> Outcome:
+        """Take a trace request; see `contracts.Consumer`."""
+        # Room first: a request that will be refused costs nothing, and is not derived from twice.
+        reservation = self._exporter.reserve(len(data))
+        try:
+            with self._tracer.start_as_current_span("otel_bridge.process", kind=SpanKind.INTERNAL) as span:
+                batch = self._process(data)
+                payload = batch.splice()
+                leaving = batch.leaving
+                if span.is_recording():
+                    span.set_attributes({"otel_bridge.spans": len(batch), "otel_bridge.bytes": len(data)})
+            if leaving:
+                self._outgoing.inc(leaving)
+                await reservation.send(Signal.TRACES, payload, leaving)
+        finally:
+            reservation.release()
+        return outcome(batch)
+
+    async def consume(self, signal: Signal, data: bytes) -> None:
+        """Pass on a request of another signal as it is; see `contracts.Consumer`."""
+        reservation = self._exporter.reserve(len(data))
+        try:
+            await reservation.send(signal, data, ITEMS_UNCOUNTED)
+        finally:
+            reservation.release()
+
+    def _process(self, data: bytes) -> Batch:
+        steps = self._steps
+        before = time.perf_counter()
+        batch = self._codec.scan(data, steps.plan)
+        before = self._observe("scan", before)
+        self._incoming.inc(len(batch))
+        if batch.mended:
+            self._mended.inc(batch.mended)
+        for name, processor in steps.processors:
+            processor.process(batch)
+            before = self._observe(name, before)
+        return batch
+
+    def _observe(self, step: str, since: float) -> float:
+        now = time.perf_counter()
+        self._duration.labels(step).observe(now - since)
+        return now
+
+
+def outcome(batch: Batch) -> Outcome:
+    """What the sender is told: bad spans by reason, or nothing when all were taken."""
+    rejected = batch.rejected
+    if not rejected:
+        return Outcome(len(batch))
+    count = sum(rejected.values())
+    return Outcome(len(batch) - count, count, "spans refused: " + describe(rejected))
+
+
+def describe(rejected: dict[Reject, int]) -> str:
+    """Reasons with their counts, for a person."""
+    return ", ".join(f"{number} {REASONS[reason]}" for reason, number in rejected.items())
+
+
+REASONS = {
+    Reject.NONE: "without a reason",
+    Reject.TRACE_ID_LENGTH: "with a trace id that is not 16 bytes",
+    Reject.TRACE_ID_ZERO: "with an all-zero trace id",
+    Reject.SPAN_ID_LENGTH: "with a span id that is not 8 bytes",
+    Reject.SPAN_ID_ZERO: "with an all-zero span id",
+    Reject.PARENT_ID_LENGTH: "with a parent span id that is neither empty nor 8 bytes",
+    Reject.LINK_ID_LENGTH: "with a link whose ids have the wrong length",
+    Reject.TOO_DEEP: "nested deeper than 100 messages",
+}

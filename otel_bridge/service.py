@@ -1,0 +1,132 @@
+"""The service: what starts in which order, what stops in which, and what a signal does."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import signal
+from typing import TYPE_CHECKING
+
+import structlog
+
+from otel_bridge import __version__
+from otel_bridge.contracts import SystemClock
+from otel_bridge.errors import BridgeError
+from otel_bridge.exporters.otlp.exporter import OtlpExporters
+from otel_bridge.pipeline import Pipeline, build_steps
+from otel_bridge.receivers.otlp.codec import choose_codec
+from otel_bridge.receivers.otlp.receiver import OtlpReceiver
+from otel_bridge.telemetry import Telemetry, Tracing
+from otel_bridge.telemetry_server import TelemetryServer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from otel_bridge.settings import Settings
+
+log = structlog.get_logger(__name__)
+
+
+class Service:
+    """One bridge.
+
+    Started from the exporters backwards, so that nothing is taken in before there is somewhere to put it;
+    stopped from the receivers forwards, so that what was taken in still leaves.
+    """
+
+    def __init__(self, settings: Settings, telemetry: Telemetry | None = None) -> None:
+        self.settings = settings
+        self.telemetry = telemetry or Telemetry(tracing=tracing(settings))
+        self._not_ready: str | None = "starting"
+        self.codec, codec_reason = choose_codec(settings.service.codec)
+        log.info("codec", name=self.codec.name, reason=codec_reason)
+        self.exporters = OtlpExporters(
+            settings.exporters, settings.storage, self.telemetry, codec=self.codec, clock=SystemClock()
+        )
+        self.pipeline = Pipeline(
+            self.codec, build_steps(settings.processors, self.telemetry), self.exporters, self.telemetry
+        )
+        self.receiver = OtlpReceiver(settings.receivers.otlp, self.pipeline, self.telemetry)
+        endpoint = settings.service.telemetry.metrics.endpoint
+        self.telemetry_server = (
+            TelemetryServer(endpoint, self.telemetry, lambda: self._not_ready) if endpoint else None
+        )
+
+    async def start(self) -> None:
+        """Begin to serve.
+
+        Raises:
+            StartError: a port is taken, a file is missing, …; whatever had started is stopped again.
+        """
+        try:
+            if self.telemetry_server is not None:
+                await self.telemetry_server.start()
+            await self.exporters.start()
+            await self.receiver.start()
+        except BaseException:
+            await self.stop()
+            raise
+        self._not_ready = None
+        # What lives now lives for good: later collections need not walk it again and again.
+        gc.collect()
+        gc.freeze()
+
+    async def stop(self) -> None:
+        """Take nothing new, deliver what is here within the drain timeout, leave the rest on disk."""
+        self._not_ready = "stopping"
+        deadline = asyncio.get_running_loop().time() + self.settings.service.drain_timeout
+        await self.receiver.stop(self.settings.service.drain_timeout)
+        await self.exporters.stop(max(0.0, deadline - asyncio.get_running_loop().time()))
+        if self.telemetry_server is not None:
+            await self.telemetry_server.stop()
+        await asyncio.to_thread(self.telemetry.close)
+
+    def reload(self, settings: Settings) -> None:
+        """Use the processors of a new configuration from the next batch on; connections stay.
+
+        What cannot change while running (ports, destinations, storage) keeps its old setting, with a
+        warning that a restart is needed.
+        """
+        self.pipeline.replace(build_steps(settings.processors, self.telemetry))
+        for part in ("receivers", "exporters", "storage", "service"):
+            if getattr(settings, part) != getattr(self.settings, part):
+                log.warning("a changed setting takes effect only after a restart", part=part)
+        self.settings = self.settings.model_copy(update={"processors": settings.processors})
+
+
+def tracing(settings: Settings) -> Tracing | None:
+    """How the bridge's own spans are recorded; None when they are not."""
+    traces = settings.service.telemetry.traces
+    return Tracing(traces.endpoint, traces.sampling_ratio) if traces.endpoint else None
+
+
+async def run(load: Callable[[], Settings], *, announce: Callable[[Service], None] = lambda _: None) -> None:
+    """Serve until SIGTERM or SIGINT; SIGHUP reloads.
+
+    Args:
+        load: reads the configuration; called again on SIGHUP.
+        announce: told once, when the service is ready.
+    """
+    loop = asyncio.get_running_loop()
+    stopping = asyncio.Event()
+    service = Service(load())
+
+    def reload() -> None:
+        try:
+            service.reload(load())
+        except BridgeError as error:
+            log.error("reload refused; the old configuration stays", error=str(error))  # noqa: TRY400
+        else:
+            log.info("configuration reloaded")
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    loop.add_signal_handler(signal.SIGHUP, reload)
+    await service.start()
+    try:
+        log.info("ready", version=__version__)
+        announce(service)
+        await stopping.wait()
+        log.info("stopping", drain_timeout=service.settings.service.drain_timeout)
+    finally:
+        await service.stop()

@@ -1,0 +1,311 @@
+"""The one configuration file: read, overridden from the environment, checked as a whole, shown again.
+
+Layers, later ones win: embedded defaults, the YAML file (with the Collector's `${env:NAME:-default}`),
+environment variables `OTEL_BRIDGE__RECEIVERS__OTLP__PROTOCOLS__GRPC__ENDPOINT=…` (two underscores
+between keys, values in YAML), and `--set key.path=value`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from typing import TYPE_CHECKING, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from otel_bridge.errors import ConfigError, ConfigProblem
+from otel_bridge.exporters.otlp.config import OtlpExporterConfig, StorageConfig, parse_exporters
+from otel_bridge.processors.enrich.config import EnrichConfig
+from otel_bridge.processors.redact.config import RedactConfig
+from otel_bridge.receivers.otlp.config import OtlpReceiverConfig
+from otel_bridge.units import Duration, Endpoint, EndpointText
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from pydantic_core import ErrorDetails
+
+ENVIRONMENT_PREFIX = "OTEL_BRIDGE__"
+_REFERENCE = re.compile(r"\$\{env:([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ReceiverSettings(_Model):
+    """Where telemetry comes in."""
+
+    otlp: OtlpReceiverConfig = OtlpReceiverConfig()
+
+
+class ProcessorSettings(_Model):
+    """What is done to spans, in this order."""
+
+    enrich: EnrichConfig = EnrichConfig()
+    redact: RedactConfig = RedactConfig()
+
+
+class MetricsSettings(_Model):
+    """The bridge's own metrics."""
+
+    endpoint: EndpointText | None = Field(
+        Endpoint("127.0.0.1", 9464),
+        description="Where /metrics, /healthz and /readyz are served; null serves none.",
+    )
+
+
+class LogSettings(_Model):
+    """The bridge's own logs, on standard error."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["auto", "json", "console"] = Field(
+        "auto", description="auto: readable on a terminal, JSON lines elsewhere."
+    )
+
+
+class TraceSettings(_Model):
+    """The bridge's own spans, through opentelemetry-sdk."""
+
+    endpoint: str | None = Field(
+        None,
+        description="OTLP/gRPC endpoint URL for the bridge's own spans; null records none. Do not name the "
+        "bridge itself here.",
+    )
+    sampling_ratio: float = Field(0.01, ge=0, le=1, description="Share of requests that are traced.")
+
+
+class TelemetrySettings(_Model):
+    """How the bridge is watched."""
+
+    metrics: MetricsSettings = MetricsSettings()
+    logs: LogSettings = LogSettings()
+    traces: TraceSettings = TraceSettings()
+
+
+class ServiceSettings(_Model):
+    """The service as a whole."""
+
+    telemetry: TelemetrySettings = TelemetrySettings()
+    codec: Literal["auto", "native", "reference"] = Field(
+        "auto", description="auto: the native codec where it is installed, else the reference on protobuf."
+    )
+    drain_timeout: Duration = Field(
+        10.0, description="After SIGTERM: how long to go on delivering before the rest is left on disk."
+    )
+
+
+class Settings(_Model):
+    """Everything a user can set."""
+
+    receivers: ReceiverSettings = ReceiverSettings()
+    processors: ProcessorSettings = ProcessorSettings()
+    exporters: dict[str, OtlpExporterConfig] = Field(
+        default_factory=lambda: parse_exporters({"otlp": {}}),
+        description='Destinations by name: "otlp", "otlp/NAME" speak gRPC, "otlphttp", "otlphttp/NAME" HTTP.',
+    )
+    storage: StorageConfig = Field(
+        default_factory=StorageConfig,
+        description="Where requests wait that a destination cannot take now.",
+    )
+    service: ServiceSettings = ServiceSettings()
+
+
+def load(
+    path: Path | None = None,
+    *,
+    overrides: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> Settings:
+    """Read and check a configuration; without a path, the embedded defaults with overrides.
+
+    Args:
+        path: the YAML file.
+        overrides: "key.path=value" texts, the value in YAML.
+        environment: instead of the process's own.
+
+    Raises:
+        ConfigError: with every problem found, not only the first.
+    """
+    environment = os.environ if environment is None else environment
+    source = str(path) if path else "embedded defaults"
+    document, lines = ({}, {}) if path is None else _read(path, environment)
+    layers = [*_environment_overrides(environment), *_text_overrides(overrides)]
+    for origin, keys, value in layers:
+        _assign(document, keys, value, origin)
+    try:
+        return Settings.model_validate(document)
+    except ValidationError as error:
+        problems = [_problem(detail, lines) for detail in _distinct(error.errors())]
+        raise ConfigError(source, problems) from None
+
+
+def effective(settings: Settings) -> str:
+    """The configuration as YAML with every default filled in and every secret masked."""
+    return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+# Reading
+
+
+def _read(path: Path, environment: Mapping[str, str]) -> tuple[dict[str, Any], dict[tuple[str, ...], int]]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        found = error.strerror or str(error)
+        raise ConfigError(str(path), [ConfigProblem("", found, "a readable YAML file")]) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(str(path), [ConfigProblem("", str(error), "UTF-8 text")]) from error
+    problems: list[ConfigProblem] = []
+    text = _REFERENCE.sub(lambda match: _resolve(match, environment, problems), text)
+    if problems:
+        raise ConfigError(str(path), problems)
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        document = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(str(path), [ConfigProblem("", " ".join(str(error).split()), "YAML")]) from error
+    if document is None:
+        return {}, {}
+    if not isinstance(document, dict):
+        kind = type(document).__name__
+        raise ConfigError(str(path), [ConfigProblem("", f"a {kind}", "a mapping with keys like receivers")])
+    return document, dict(_lines(node, ()))
+
+
+def _resolve(match: re.Match[str], environment: Mapping[str, str], problems: list[ConfigProblem]) -> str:
+    name, default = match.groups()
+    value = environment.get(name, default)
+    if value is None:
+        problems.append(
+            ConfigProblem(
+                match.group(),
+                "an environment variable that is not set",
+                f"{name} set, or ${{env:{name}:-DEFAULT}}",
+            )
+        )
+        return ""
+    return value
+
+
+def _lines(node: yaml.Node | None, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], int]]:
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            where = (*path, str(key.value))
+            yield where, key.start_mark.line + 1
+            yield from _lines(value, where)
+    elif isinstance(node, yaml.SequenceNode):
+        for index, value in enumerate(node.value):
+            where = (*path, str(index))
+            yield where, value.start_mark.line + 1
+            yield from _lines(value, where)
+
+
+_Layer = tuple[str, tuple[str, ...], Any]
+
+
+def _environment_overrides(environment: Mapping[str, str]) -> Iterator[_Layer]:
+    for name in sorted(environment):
+        if name.startswith(ENVIRONMENT_PREFIX):
+            keys = tuple(part.lower() for part in name.removeprefix(ENVIRONMENT_PREFIX).split("__"))
+            yield name, keys, _yaml_value(name, environment[name])
+
+
+def _text_overrides(overrides: Iterable[str]) -> Iterator[_Layer]:
+    for text in overrides:
+        key, separator, value = text.partition("=")
+        if not separator or not key:
+            raise ConfigError("--set", [ConfigProblem("", repr(text), "key.path=value")])
+        yield "--set", tuple(key.split(".")), _yaml_value(f"--set {key}", value)
+
+
+def _yaml_value(origin: str, text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(origin, [ConfigProblem("", repr(text), "a value in YAML")]) from error
+
+
+def _assign(document: dict[str, Any], keys: tuple[str, ...], value: Any, origin: str) -> None:
+    for depth, key in enumerate(keys[:-1], 1):
+        child = document.setdefault(key, {})
+        if child is None:
+            child = document[key] = {}
+        if not isinstance(child, dict):
+            path = ".".join(keys[:depth])
+            raise ConfigError(origin, [ConfigProblem(path, repr(child), "a mapping, to set a key below it")])
+        document = child
+    document[keys[-1]] = value
+
+
+# Explaining
+
+
+def _distinct(details: list[ErrorDetails]) -> Iterator[ErrorDetails]:
+    """One problem a place: a union reports each of its branches."""
+    seen: set[tuple[int | str, ...]] = set()
+    for detail in details:
+        if detail["loc"] not in seen:
+            seen.add(detail["loc"])
+            yield detail
+
+
+def _problem(detail: ErrorDetails, lines: dict[tuple[str, ...], int]) -> ConfigProblem:
+    keys = tuple(str(key) for key in detail["loc"])
+    path = ".".join(keys)
+    line = next((lines[keys[:n]] for n in range(len(keys), 0, -1) if keys[:n] in lines), None)
+    hint = f"line {line}" if line is not None else ""
+    if detail["type"] == "extra_forbidden":
+        allowed = sorted(_keys_allowed(keys[:-1]))
+        near = difflib.get_close_matches(keys[-1], allowed, n=1, cutoff=0.5)
+        expected = f"{near[0]!r}" if near else "one of " + ", ".join(allowed)
+        return ConfigProblem(path, f"an unknown key {keys[-1]!r}", expected, hint)
+    found = "nothing" if detail["type"] == "missing" else _shown(detail["input"])
+    return ConfigProblem(path, found, _expected(detail), hint)
+
+
+def _shown(value: Any) -> str:
+    """A value as found, short; mappings and lists may hold secrets and are only named."""
+    if isinstance(value, dict):
+        return "a mapping"
+    if isinstance(value, list):
+        return "a list"
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "…"  # noqa: PLR2004 (a line of a terminal)
+
+
+def _expected(detail: ErrorDetails) -> str:
+    message = detail["msg"].removeprefix("Value error, ")
+    return message[:1].lower() + message[1:]
+
+
+def _keys_allowed(parents: tuple[str, ...]) -> set[str]:
+    """The keys that a mapping at this path may have, read off the models."""
+    schema = Settings.model_json_schema()
+    node: dict[str, Any] = schema
+    for key in parents:
+        node = _child(schema, node, key)
+    return set(_resolved(schema, node).get("properties", {}))
+
+
+def _child(schema: dict[str, Any], node: dict[str, Any], key: str) -> dict[str, Any]:
+    node = _resolved(schema, node)
+    if key in node.get("properties", {}):
+        child: dict[str, Any] = node["properties"][key]
+        return child
+    further = node.get("additionalProperties") or node.get("items") or {}
+    return further if isinstance(further, dict) else {}
+
+
+def _resolved(schema: dict[str, Any], node: dict[str, Any]) -> dict[str, Any]:
+    for option in node.get("anyOf", []):
+        if "$ref" in option:
+            node = option
+            break
+    if "$ref" in node:
+        found: dict[str, Any] = schema["$defs"][node["$ref"].rpartition("/")[2]]
+        return found
+    return node
