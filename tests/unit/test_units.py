@@ -68,7 +68,7 @@ def test_what_is_no_size_is_refused(bad):
         ("127.0.0.1:4317", "127.0.0.1", 4317, True),
         ("localhost:0", "localhost", 0, True),
         ("[::1]:4318", "::1", 4318, True),
-        ("0.0.0.0:1", "0.0.0.0", 1, False),  # noqa: S104
+        ("0.0.0.0:1", "0.0.0.0", 1, False),
         ("collector.svc:4317", "collector.svc", 4317, False),
     ],
 )
@@ -88,10 +88,11 @@ def test_what_is_no_endpoint_is_refused(bad):
 
 
 @given(st.text(max_size=20))
-def test_any_text_is_read_or_refused(text):
+@pytest.mark.parametrize("parse", [parse_duration, parse_byte_size, parse_endpoint])
+def test_any_text_is_read_or_refused(parse, text):
     """Nothing but ValueError ever comes out of a bad text."""
-    for parse in (parse_duration, parse_byte_size, parse_endpoint):
-        try:
-            parse(text)
-        except ValueError as error:
-            assert str(error)
+    try:
+        parse(text)
+    except ValueError:
+        return
+    assert text
