@@ -1,4 +1,4 @@
-"""A backend that is down fills the queue; real senders come again, and every span arrives and is counted once."""
+"""A backend that is down fills the queue; senders come again, every span arrives and is counted once."""
 
 from __future__ import annotations
 
