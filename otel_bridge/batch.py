@@ -85,9 +85,16 @@ class Want:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All wanted columns; a want's place is its slot."""
+    """All wanted columns; a want's place is its slot.
+
+    Attributes:
+        wants: the columns.
+        longer_than: attributes of any key and scope whose content is longer than this many bytes are
+            wanted too (`Batch.oversized`); 0: none are.
+    """
 
     wants: tuple[Want, ...]
+    longer_than: int = 0
 
 
 class PlanBuilder:
@@ -95,14 +102,19 @@ class PlanBuilder:
 
     def __init__(self) -> None:
         self._slots: dict[Want, int] = {}
+        self._longer_than = 0
 
     def want(self, key: str, *, scope: Scope = Scope.SPAN, prefix: bool = False) -> int:
         """Ask for a column; the answer is its slot in every `Batch` of the finished plan."""
         return self._slots.setdefault(Want(scope, key, prefix), len(self._slots))
 
+    def want_oversized(self, longer_than: int) -> None:
+        """Ask for every attribute whose content is longer than so many bytes; the least asked for counts."""
+        self._longer_than = min(self._longer_than or longer_than, longer_than)
+
     def build(self) -> Plan:
         """Freeze the plan."""
-        return Plan(tuple(self._slots))
+        return Plan(tuple(self._slots), self._longer_than)
 
 
 class Insert(NamedTuple):
@@ -124,6 +136,22 @@ class Insert(NamedTuple):
     rows: NDArray[np.uint32]
     values: NDArray[np.generic]
     lens: NDArray[np.uint32]
+    blob: bytes
+
+
+class Replacement(NamedTuple):
+    """Other bytes for whole fields of the request, wherever they stand.
+
+    Attributes:
+        offs: u4, where each field begins, at its tag; no two overlap.
+        lens: u4, its bytes, tag and length included.
+        sizes: u4 lengths of the pieces of `blob`.
+        blob: what stands there instead: encoded fields of the same message, one after the other.
+    """
+
+    offs: NDArray[np.uint32]
+    lens: NDArray[np.uint32]
+    sizes: NDArray[np.uint32]
     blob: bytes
 
 
@@ -155,8 +183,9 @@ class Batch:
         scopes: dtype SCOPE.
         attributes: dtype ATTRIBUTE, grouped by slot, rows ascending within a slot. An exact slot holds a
             row at most once (the first occurrence); prefix slots hold any number.
-        starts: `attributes[starts[s]:starts[s + 1]]` is slot s; the last group, after all slots, is the
-            repeated occurrences of exact keys.
+        starts: `attributes[starts[s]:starts[s + 1]]` is slot s; after all slots comes the group of the
+            repeated occurrences of exact keys, and last the oversized attributes (slot 65535), which
+            may stand in other groups too.
         resources: how many resources there are.
         mended: how many strings were not UTF-8 and now are.
     """
@@ -172,6 +201,7 @@ class Batch:
     mended: int = 0
     inserts: list[Insert] = field(default_factory=list)
     cuts: list[NDArray[np.void]] = field(default_factory=list)
+    replacements: list[Replacement] = field(default_factory=list)
     dropped: NDArray[np.bool_] | None = None
 
     def __len__(self) -> int:
@@ -189,7 +219,13 @@ class Batch:
     @property
     def duplicates(self) -> NDArray[np.void]:
         """Second and later occurrences of exact keys (`slot` says of which)."""
-        return self.attributes[self.starts[len(self.plan.wants)] :]
+        wants = len(self.plan.wants)
+        return self.attributes[self.starts[wants] : self.starts[wants + 1]]
+
+    @property
+    def oversized(self) -> NDArray[np.void]:
+        """Attributes of any key and scope whose content is longer than `plan.longer_than`."""
+        return self.attributes[self.starts[len(self.plan.wants) + 1] :]
 
     def by_span(self, slot: int) -> NDArray[np.int64]:
         """For each span the index of its record in `column(slot)`, or -1.
@@ -265,6 +301,28 @@ class Batch:
         for records in (self.column(slot), self.duplicates[self.duplicates["slot"] == slot]):
             self.cut(records if rows is None else records[np.isin(records["row"], rows)])
 
+    def replace(self, records: NDArray[np.void], texts: Sequence[bytes]) -> None:
+        """Give attributes, named by their records (any scope), other values: strings, in UTF-8."""
+        self.replace_fields(
+            records["kv_off"],
+            records["kv_len"],
+            [self._text_field(record, text) for record, text in zip(records, texts, strict=True)],
+        )
+
+    def replace_fields(
+        self, offs: NDArray[np.uint32], lens: NDArray[np.uint32], fields: Sequence[bytes]
+    ) -> None:
+        """Put other bytes in the place of whole fields; where a field is also cut, the cut wins."""
+        if len(fields):
+            self.replacements.append(
+                Replacement(
+                    np.ascontiguousarray(offs, "<u4"),
+                    np.ascontiguousarray(lens, "<u4"),
+                    _lengths(fields),
+                    b"".join(fields),
+                )
+            )
+
     def drop(self, rows: NDArray[np.uint32]) -> None:
         """Leave whole spans out."""
         if self.dropped is None:
@@ -274,7 +332,9 @@ class Batch:
     @property
     def edited(self) -> bool:
         """Whether the spliced bytes differ from `data`."""
-        return bool(self.inserts or self.cuts or self.dropped is not None or self.rejected)
+        return bool(
+            self.inserts or self.cuts or self.replacements or self.dropped is not None or self.rejected
+        )
 
     @property
     def rejected(self) -> dict[Reject, int]:
@@ -314,6 +374,27 @@ class Batch:
             self.inserts.append(
                 Insert(kind, key.encode(), np.ascontiguousarray(rows, "<u4"), values, lens, blob)
             )
+
+    def _text_field(self, record: np.void, text: bytes) -> bytes:
+        """A KeyValue with the record's key and a string, as a field of the message the record stands in."""
+        key_off, tag = int(record["key_off"]), int(record["kv_off"])
+        key = self.data[key_off : key_off + int(record["key_len"])]
+        # The low seven bits hold the whole tag of a field below 16, also where a sender wrote it longer.
+        return bytes((self.data[tag] & 0x7F,)) + _sized(_tagged(1, key) + _tagged(2, _tagged(1, text)))
+
+
+def _tagged(number: int, content: bytes) -> bytes:
+    """A length-delimited field; numbers below 16."""
+    return bytes((number << 3 | 2,)) + _sized(content)
+
+
+def _sized(content: bytes) -> bytes:
+    size, out = len(content), bytearray()
+    while size >= 0x80:  # noqa: PLR2004 (a varint's continuation bit)
+        out.append(size & 0x7F | 0x80)
+        size >>= 7
+    out.append(size)
+    return bytes(out) + content
 
 
 def _lengths(pieces: Sequence[bytes]) -> NDArray[np.uint32]:
