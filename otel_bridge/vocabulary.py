@@ -42,7 +42,7 @@ class ContentKey:
 
 
 HARMLESS_LEAVES = frozenset({"role", "type", "finish_reason", "id", "tool_call_id", "mime_type", "score"})
-"""Last segments of keys under a prefix that say nothing of the content ("llm.input_messages.0.message.role")."""
+"""Last segments of keys under a prefix that tell no content, as in llm.input_messages.0.message.role."""
 
 _PROMPT = (
     # Semantic conventions, current and past
