@@ -10,13 +10,14 @@ from __future__ import annotations
 import difflib
 import os
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from otel_bridge.errors import ConfigError, ConfigProblem
-from otel_bridge.exporters.otlp.config import OtlpExporterConfig, StorageConfig, parse_exporters
+from otel_bridge.exporters.otlp.config import Exporters, StorageConfig, default_exporters
 from otel_bridge.processors.enrich.config import EnrichConfig
 from otel_bridge.processors.redact.config import RedactConfig
 from otel_bridge.receivers.otlp.config import OtlpReceiverConfig
@@ -24,7 +25,6 @@ from otel_bridge.units import Duration, Endpoint, EndpointText
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
     from pydantic_core import ErrorDetails
 
@@ -103,13 +103,10 @@ class Settings(_Model):
 
     receivers: ReceiverSettings = ReceiverSettings()
     processors: ProcessorSettings = ProcessorSettings()
-    exporters: dict[str, OtlpExporterConfig] = Field(
-        default_factory=lambda: parse_exporters({"otlp": {}}),
-        description='Destinations by name: "otlp", "otlp/NAME" speak gRPC, "otlphttp", "otlphttp/NAME" HTTP.',
-    )
-    storage: StorageConfig = Field(
-        default_factory=StorageConfig,
-        description="Where requests wait that a destination cannot take now.",
+    exporters: Exporters = Field(default_factory=default_exporters)
+    storage: StorageConfig | None = Field(
+        default_factory=lambda: StorageConfig(directory=default_storage()),
+        description="Where requests wait that a destination cannot take now; null keeps them in memory only.",
     )
     service: ServiceSettings = ServiceSettings()
 
@@ -136,6 +133,9 @@ def load(
     layers = [*_environment_overrides(environment), *_text_overrides(overrides)]
     for origin, keys, value in layers:
         _assign(document, keys, value, origin)
+    if isinstance(storage := document.get("storage"), dict):
+        # A user who sets a size alone keeps the place.
+        storage.setdefault("directory", str(default_storage()))
     try:
         return Settings.model_validate(document)
     except ValidationError as error:
@@ -146,6 +146,16 @@ def load(
 def effective(settings: Settings) -> str:
     """The configuration as YAML with every default filled in and every secret masked."""
     return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def default_storage() -> Path:
+    """Where the disk queue is unless somebody says otherwise: systemd's place, root's, or the user's own."""
+    if directory := os.environ.get("STATE_DIRECTORY"):
+        return Path(directory) / "queue"
+    if os.geteuid() == 0:
+        return Path("/var/lib/otel-bridge/queue")
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state) / "otel-bridge" / "queue"
 
 
 # Reading

@@ -106,10 +106,10 @@ def test_a_full_queue_pushes_back_and_nothing_is_lost_or_counted_twice(tmp_path)
                 "endpoint": f"127.0.0.1:{sink.port}",
                 "timeout": "1s",
                 "retry_on_failure": {"initial_interval": "200ms", "max_interval": "1s"},
-                "sending_queue": {"max_bytes": "256KiB"},
+                "sending_queue": {"queue_size": "256KiB"},
             }
         },
-        "storage": {"max_size": "512KiB"},
+        "storage": {"max_size": "1MiB"},
     }
     with sink, running(Bridge(tmp_path / "bridge", tight)) as bridge:
         upstream, port_a, port_b = collector(tmp_path, bridge)
