@@ -303,10 +303,14 @@ class Batch:
 
     def replace(self, records: NDArray[np.void], texts: Sequence[bytes]) -> None:
         """Give attributes, named by their records (any scope), other values: strings, in UTF-8."""
+        self.replace_values(records, [_tagged(1, text) for text in texts])
+
+    def replace_values(self, records: NDArray[np.void], values: Sequence[bytes]) -> None:
+        """Give attributes other values of any type: encoded AnyValues."""
         self.replace_fields(
             records["kv_off"],
             records["kv_len"],
-            [self._text_field(record, text) for record, text in zip(records, texts, strict=True)],
+            [self._key_value(record, value) for record, value in zip(records, values, strict=True)],
         )
 
     def replace_fields(
@@ -375,12 +379,12 @@ class Batch:
                 Insert(kind, key.encode(), np.ascontiguousarray(rows, "<u4"), values, lens, blob)
             )
 
-    def _text_field(self, record: np.void, text: bytes) -> bytes:
-        """A KeyValue with the record's key and a string, as a field of the message the record stands in."""
+    def _key_value(self, record: np.void, value: bytes) -> bytes:
+        """A KeyValue with the record's key, as a field of the message that the record stands in."""
         key_off, tag = int(record["key_off"]), int(record["kv_off"])
         key = self.data[key_off : key_off + int(record["key_len"])]
         # The low seven bits hold the whole tag of a field below 16, also where a sender wrote it longer.
-        return bytes((self.data[tag] & 0x7F,)) + _sized(_tagged(1, key) + _tagged(2, _tagged(1, text)))
+        return bytes((self.data[tag] & 0x7F,)) + _sized(_tagged(1, key) + _tagged(2, value))
 
 
 def _tagged(number: int, content: bytes) -> bytes:
