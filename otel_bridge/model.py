@@ -71,3 +71,38 @@ class Scope(IntEnum):
     INSTRUMENTATION = 2
     EVENT = 3
     LINK = 4
+
+
+class KernelEventKind(IntEnum):
+    """What happened in the kernel; the numbers are `enum event_kind` in bpf/common/event.h."""
+
+    TCP_RETRANSMIT = 1
+    TCP_RESET_SENT = 2
+    TCP_RESET_RECEIVED = 3
+    TCP_CONNECT = 4
+    TCP_ZERO_WINDOW = 5
+    SCHED_WAIT = 10
+    SCHED_SUM = 11
+    BLOCK_IO = 20
+    BLOCK_SUM = 21
+    OOM_KILL = 30
+    RECLAIM = 31
+    TLS_HANDSHAKE = 40
+    USER = 50
+    PROCESS_EXEC = 60
+    PROCESS_EXIT = 61
+
+
+class Match(IntEnum):
+    """How a kernel event's span was found; a guess is never presented as a fact.
+
+    NONE, THREAD, SOCKET and HEADER come from the kernel (`enum match` in bpf/common/event.h). With HEADER the
+    span id is the caller's: the parent of the span that was hit. PROCESS is given in user space, to an event
+    of a process that had one span open at that time.
+    """
+
+    NONE = 0
+    THREAD = 1
+    SOCKET = 2
+    HEADER = 3
+    PROCESS = 4

@@ -1,0 +1,26 @@
+#ifndef OTEL_BRIDGE_COUNTERS_BPF_H
+#define OTEL_BRIDGE_COUNTERS_BPF_H
+
+#include "kernel.h"
+#include <bpf/bpf_helpers.h>
+
+#include "counters.h"
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, COUNTER_MAX);
+	__type(key, __u32);
+	__type(value, __u64);
+} counters SEC(".maps");
+
+/* Atomic, although the slot is this CPU's own: an interrupt may count in the middle of an increment. */
+static __always_inline void count(enum counter which)
+{
+	__u32 key = which;
+	__u64 *value = bpf_map_lookup_elem(&counters, &key);
+
+	if (value)
+		__sync_fetch_and_add(value, 1);
+}
+
+#endif

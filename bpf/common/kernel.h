@@ -1,0 +1,104 @@
+/* The kernel's types, as far as the probes read them.
+ *
+ * Only names matter here: every access is relocated to the running kernel's layout (CO-RE), so a field that
+ * moved needs no change, and a field that may be absent is asked for with bpf_core_field_exists() before it
+ * is read. Kept by hand instead of a generated vmlinux.h, so that the build needs no BTF of its own, the same
+ * object comes out on every machine, and the host tests can lay these types out as they please.
+ */
+#ifndef OTEL_BRIDGE_KERNEL_H
+#define OTEL_BRIDGE_KERNEL_H
+
+#include <linux/bpf.h>
+#include <linux/types.h>
+#include <stdbool.h>
+
+#pragma clang diagnostic push
+#pragma clang diagnostic ignored "-Wpadded"
+#pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
+
+struct thread_struct {
+	unsigned long fsbase; /* x86-64 */
+	unsigned long tp_value; /* arm64: in `uw` */
+};
+
+struct task_struct {
+	int pid;
+	int tgid;
+	unsigned int __state;
+	struct task_struct *group_leader;
+	struct thread_struct thread;
+	char comm[16];
+};
+
+/* Before 5.14 (2f064a59a11f) */
+struct task_struct___before_5_14 {
+	long state;
+};
+
+struct in6_addr {
+	union {
+		__u8 u6_addr8[16];
+	} in6_u;
+};
+
+struct sock_common {
+	__be32 skc_daddr;
+	__be32 skc_rcv_saddr;
+	__be16 skc_dport;
+	__u16 skc_num;
+	unsigned short skc_family;
+	volatile unsigned char skc_state;
+	struct in6_addr skc_v6_daddr;
+	struct in6_addr skc_v6_rcv_saddr;
+};
+
+struct sock {
+	struct sock_common __sk_common;
+	int sk_err;
+	int sk_rcvbuf;
+	unsigned short sk_type;
+	unsigned short sk_protocol;
+};
+
+struct tcp_sock {
+	unsigned int srtt_us; /* smoothed round trip, shifted left by 3 */
+	unsigned int total_retrans;
+	unsigned int snd_wnd;
+	unsigned int rcv_wnd;
+};
+
+struct sk_buff {
+	unsigned int len;
+	unsigned int truesize;
+};
+
+struct gendisk {
+	int major;
+	int first_minor;
+};
+
+struct request_queue {
+	struct gendisk *disk;
+};
+
+struct request {
+	struct request_queue *q;
+	unsigned int cmd_flags;
+	unsigned int __data_len;
+};
+
+/* Before 5.17 (f3fa33acca9f) */
+struct request___before_5_17 {
+	struct gendisk *rq_disk;
+};
+
+/* Since 6.8 (72ba14deb40a) oom:mark_victim passes the task instead of its pid, and tells `uid`. */
+struct trace_event_raw_mark_victim {
+	unsigned int uid;
+};
+
+
+#pragma clang attribute pop
+#pragma clang diagnostic pop
+
+#endif

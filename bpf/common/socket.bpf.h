@@ -1,0 +1,84 @@
+/* The span that last used a socket, kept on the socket: events in softirq have no thread to ask. */
+#ifndef OTEL_BRIDGE_SOCKET_BPF_H
+#define OTEL_BRIDGE_SOCKET_BPF_H
+
+#include "context.bpf.h"
+
+struct stamp {
+	__u32 sequence; /* odd while somebody writes */
+	__u32 _pad;
+	__u64 connect_ns; /* when the connection attempt began; 0: none under way */
+	struct origin origin;
+};
+
+/* Shared by all objects that look at sockets; goes with the socket. */
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct stamp);
+} sockets SEC(".maps");
+
+/* Two threads may send on one socket at once while a softirq reads; spin locks are closed to tracing
+ * programs, so a sequence tells a whole stamp from a torn one. A writer that finds another at work leaves
+ * the stamp to it: both are threads that use this socket now.
+ */
+static __always_inline void write_stamp(struct stamp *stamp, const struct origin *origin)
+{
+	__u32 sequence = *(volatile __u32 *)&stamp->sequence;
+
+	if (sequence & 1)
+		return;
+	if (__sync_val_compare_and_swap(&stamp->sequence, sequence, sequence + 1) != sequence)
+		return;
+	stamp->origin = *origin;
+	__sync_fetch_and_add(&stamp->sequence, 1);
+}
+
+static __always_inline void read_stamp(struct stamp *stamp, struct origin *origin)
+{
+	__u32 before, after;
+
+	if (!stamp)
+		return;
+	before = *(volatile __u32 *)&stamp->sequence;
+	*origin = stamp->origin;
+	asm volatile("" ::: "memory");
+	after = *(volatile __u32 *)&stamp->sequence;
+	if ((before & 1) || before != after) {
+		count(COUNTER_TORN);
+		*origin = (struct origin){};
+		return;
+	}
+	if (origin->match == MATCH_THREAD)
+		origin->match = MATCH_SOCKET;
+}
+
+/* The running thread uses the socket: it carries the thread's span from now on, or none. A thread without
+ * a span clears the stamp, or the next request on a kept-alive connection would inherit the last one's.
+ */
+static __always_inline void stamp_socket(struct sock *sk)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+	struct origin origin = {.tgid = task->tgid, .tid = task->pid};
+	const struct thread_layout *layout = layout_of(origin.tgid);
+	struct stamp *stamp;
+
+	if (!layout)
+		return;
+	if (span_of_thread(layout, task, &origin))
+		stamp = bpf_sk_storage_get(&sockets, sk, NULL, BPF_SK_STORAGE_GET_F_CREATE);
+	else
+		stamp = bpf_sk_storage_get(&sockets, sk, NULL, 0);
+	if (stamp)
+		write_stamp(stamp, &origin);
+}
+
+/* Who used the socket last; all zero when nobody did that is followed. */
+static __always_inline void socket_origin(struct sock *sk, struct origin *origin)
+{
+	*origin = (struct origin){};
+	read_stamp(bpf_sk_storage_get(&sockets, sk, NULL, 0), origin);
+}
+
+#endif

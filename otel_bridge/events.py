@@ -1,0 +1,56 @@
+"""Kernel events as columns: what `kernel` hands over and the `join` processor, rules and metrics take in.
+
+Like spans (batch.py), events never become objects one by one: the reader of a ring buffer hands over what it
+found as one structured array.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+COMMON = np.dtype(
+    [
+        ("kind", "<u2"),  # model.KernelEventKind
+        ("match", "u1"),  # model.Match
+        ("trace_flags", "u1"),  # W3C
+        ("error", "<i4"),  # negative errno, or the subject's own code; 0: none
+        ("time", "<u8"),  # when it ended, unix nanoseconds
+        ("duration", "<u8"),  # nanoseconds; 0: it has none
+        ("tgid", "<u4"),  # process id in the initial pid namespace; 0: unknown
+        ("tid", "<u4"),
+        ("trace_id", "V16"),  # all zero: no span was found
+        ("span_id", "V8"),
+    ]
+)
+"""What every event has; the first 56 bytes of its record (bpf/common/event.h)."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelEvents:
+    """Events of one probe, in the order of the ring buffer they came through.
+
+    Attributes:
+        probe: which probe they came from ("tcp", "sched", …).
+        records: shape (n,); begins with the fields of COMMON, the probe's own fields follow. Several kinds
+            of one probe share the record and are told apart by `kind`. Writable, and the receiver's own.
+    """
+
+    probe: str
+    records: NDArray[np.void]
+
+    def __len__(self) -> int:
+        """How many events there are."""
+        return len(self.records)
+
+
+class KernelEventSink(Protocol):
+    """Where kernel events are handed over."""
+
+    def take(self, events: KernelEvents) -> None:
+        """Take some events; called in the reader's thread, must neither block nor raise."""
