@@ -1,0 +1,217 @@
+"""Vectorised steps over text columns: numbers, query parameters, JSON paths, word lists, span lineage.
+
+A column of texts is `data` with two arrays, offsets and lengths (u4). A slice outside the data reads as
+empty. The work is done by the native crate (`_native/src/columns/`) or, where that is not installed, by
+`columns_reference`, byte for byte alike.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from otel_bridge import columns_reference
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import ModuleType
+
+    from numpy.typing import NDArray
+
+    U4 = NDArray[np.uint32]
+    I8 = NDArray[np.int64]
+    U1 = NDArray[np.uint8]
+
+_kernels: ModuleType
+try:
+    from otel_bridge._native import wire as _kernels
+except ImportError:
+    _kernels = columns_reference
+
+MATCH = np.dtype([("off", "<u4"), ("len", "<u4"), ("type", "u1"), ("escaped", "?"), ("_pad", "V2")])
+"""What was found in a text, a string without its quotes.
+
+`type` is a JsonType; 0: nothing was found. `escaped`: the slice must be decoded to be read. 12 bytes,
+packed; the native crate writes the same layout (`Match`).
+"""
+
+NO_MATCH = -1
+"""`text_bytes`: no path leads to a string."""
+MALFORMED = -2
+"""`text_bytes`: the text is no JSON, or is cut off, or nests deeper than 128."""
+
+
+class JsonType(IntEnum):
+    """What a value is in JSON."""
+
+    NONE = 0
+    STRING = 1
+    NUMBER = 2
+    TRUE = 3
+    FALSE = 4
+    NULL = 5
+    OBJECT = 6
+    ARRAY = 7
+
+
+class Parsed(IntEnum):
+    """How reading a number from a text went."""
+
+    ABSENT = 0
+    OK = 1
+    NOT_A_NUMBER = 2
+    OUT_OF_RANGE = 3
+
+
+def parse_int(data: bytes, offs: U4, lens: U4) -> tuple[I8, U1]:
+    """Whole decimal numbers, and how each went (Parsed).
+
+    Blanks around a number are allowed, and a fraction of zeros ("57.0").
+    """
+    values, states = _kernels.parse_int(data, _u4(offs), _u4(lens))
+    return np.frombuffer(values, "<i8"), np.frombuffer(states, "u1")
+
+
+def parse_double(
+    data: bytes, offs: U4, lens: U4, *, durations: bool = False
+) -> tuple[NDArray[np.float64], U1]:
+    """Finite decimal numbers, and how each went (Parsed).
+
+    Args:
+        data: where the texts stand.
+        offs: their offsets.
+        lens: their lengths.
+        durations: also read a unit ("1.2ms", "3s", "450µs", "12ns") and give seconds.
+    """
+    values, states = _kernels.parse_double(data, _u4(offs), _u4(lens), durations)
+    return np.frombuffer(values, "<f8"), np.frombuffer(states, "u1")
+
+
+def query_param(data: bytes, offs: U4, lens: U4, name: str, *, bare: bool = False) -> NDArray[np.void]:
+    """Where the first value of a query parameter stands (MATCH), in URLs or in `bare` queries."""
+    return np.frombuffer(_kernels.query_param(data, _u4(offs), _u4(lens), name.encode(), bare), MATCH)
+
+
+def query_int(data: bytes, offs: U4, lens: U4, name: str, *, bare: bool = False) -> tuple[I8, U1]:
+    """`query_param`, decoded and read as `parse_int` reads."""
+    values, states = _kernels.query_int(data, _u4(offs), _u4(lens), name.encode(), bare)
+    return np.frombuffer(values, "<i8"), np.frombuffer(states, "u1")
+
+
+def first_text(data: bytes, offs: U4, lens: U4) -> NDArray[np.void]:
+    """The first string in each ArrayValue message (MATCH)."""
+    return np.frombuffer(_kernels.first_text(data, _u4(offs), _u4(lens)), MATCH)
+
+
+class JsonPaths:
+    """Places in JSON texts, like "messages[*].content[*].text"; "" is the whole text.
+
+    An object on the way whose member "type" is one of `unless_type` contributes nothing to a measure.
+
+    Raises:
+        ValueError: a path is not written so.
+    """
+
+    def __init__(self, paths: Sequence[str], *, unless_type: Sequence[str] = ()) -> None:
+        self.paths = tuple(paths)
+        self._compiled = _kernels.JsonPaths(list(paths), list(unless_type))
+
+    def text_bytes(self, data: bytes, offs: U4, lens: U4) -> I8:
+        """UTF-8 bytes of all strings at any of the paths, escapes counted as what they stand for.
+
+        A lone surrogate counts as U+FFFD, three bytes. NO_MATCH or MALFORMED where there is no such number.
+        """
+        return np.frombuffer(self._compiled.text_bytes(data, _u4(offs), _u4(lens)), "<i8")
+
+    def any_value_bytes(self, data: bytes, offs: U4, lens: U4, *, kvlist: bool) -> I8:
+        """The same measure over attribute values: KeyValueList messages, or else ArrayValue messages."""
+        return np.frombuffer(self._compiled.any_value_bytes(data, _u4(offs), _u4(lens), kvlist), "<i8")
+
+    def find(self, data: bytes, offs: U4, lens: U4) -> NDArray[np.void]:
+        """The first value at each path (MATCH), shape (texts, paths).
+
+        What stands before a break counts: captured bodies are often cut off.
+        """
+        found = np.frombuffer(self._compiled.find(data, _u4(offs), _u4(lens)), MATCH)
+        return found.reshape(-1, len(self.paths))
+
+
+class Words:
+    """A list of words, found without regard to ASCII case.
+
+    Args:
+        words: at most 32,767.
+        mode: "exact"; "prefix": texts that begin with the word; "path_end": URLs or paths that end with it,
+            query, fragment and closing slashes aside.
+    """
+
+    def __init__(self, words: Sequence[str], mode: Literal["exact", "prefix", "path_end"] = "exact") -> None:
+        self.words = tuple(words)
+        self._compiled = _kernels.Words([word.encode() for word in words], mode)
+
+    def lookup(self, data: bytes, offs: U4, lens: U4) -> NDArray[np.int16]:
+        """For each text the place of the first word that fits, or -1."""
+        return np.frombuffer(self._compiled.lookup(data, _u4(offs), _u4(lens)), "<i2")
+
+
+class KeyPatterns:
+    """Keys with numbers in them, written with # for each: "llm.prompts.#.prompt.text"."""
+
+    def __init__(self, patterns: Sequence[str]) -> None:
+        self._compiled = _kernels.KeyPatterns([pattern.encode() for pattern in patterns])
+
+    def lookup(self, data: bytes, offs: U4, lens: U4) -> NDArray[np.int16]:
+        """For each key the place of the first pattern that fits, or -1."""
+        return np.frombuffer(self._compiled.lookup(data, _u4(offs), _u4(lens)), "<i2")
+
+
+class Lineage:
+    """Values of recent spans by span id and by response id, the oldest forgotten first.
+
+    Args:
+        capacity: how many spans, and how many ids, are kept at most; at least half as many are.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._memory = _kernels.Lineage(capacity)
+
+    def __len__(self) -> int:
+        """How many spans are kept."""
+        return len(self._memory)
+
+    def remember(self, spans: NDArray[np.void], data: bytes, offs: U4, lens: U4) -> None:
+        """Keep spans (batch.SPAN records) with their values; an empty value is none."""
+        self._memory.remember(
+            spans["trace_id"].tobytes(),
+            spans["span_id"].tobytes(),
+            spans["parent_id"].tobytes(),
+            data,
+            _u4(offs),
+            _u4(lens),
+        )
+
+    def remember_ids(self, data: bytes, id_offs: U4, id_lens: U4, offs: U4, lens: U4) -> None:
+        """Keep values under ids; empty ones are passed over."""
+        self._memory.remember_ids(data, _u4(id_offs), _u4(id_lens), _u4(offs), _u4(lens))
+
+    def ancestors(self, spans: NDArray[np.void], hops: int) -> tuple[bytes, NDArray[np.void]]:
+        """The value of each span's nearest ancestor that has one, at most `hops` up.
+
+        Returns:
+            The texts, and where each stands in them (MATCH).
+        """
+        texts, records = self._memory.ancestors(
+            spans["trace_id"].tobytes(), spans["parent_id"].tobytes(), hops
+        )
+        return texts, np.frombuffer(records, MATCH)
+
+    def counterparts(self, data: bytes, offs: U4, lens: U4) -> tuple[bytes, NDArray[np.void]]:
+        """The value kept under each id, or under the id without a number that follows "-" or "_"."""
+        texts, records = self._memory.counterparts(data, _u4(offs), _u4(lens))
+        return texts, np.frombuffer(records, MATCH)
+
+
+def _u4(column: U4) -> bytes:
+    return (column if column.dtype == "<u4" else column.astype("<u4")).tobytes()
