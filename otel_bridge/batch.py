@@ -301,22 +301,10 @@ class Batch:
         for records in (self.column(slot), self.duplicates[self.duplicates["slot"] == slot]):
             self.cut(records if rows is None else records[np.isin(records["row"], rows)])
 
-    def replace(self, records: NDArray[np.void], texts: Sequence[bytes]) -> None:
-        """Give attributes, named by their records (any scope), other values: strings, in UTF-8."""
-        self.replace_values(records, [_tagged(1, text) for text in texts])
-
-    def replace_values(self, records: NDArray[np.void], values: Sequence[bytes]) -> None:
-        """Give attributes other values of any type: encoded AnyValues."""
-        self.replace_fields(
-            records["kv_off"],
-            records["kv_len"],
-            [self._key_value(record, value) for record, value in zip(records, values, strict=True)],
-        )
-
     def replace_fields(
         self, offs: NDArray[np.uint32], lens: NDArray[np.uint32], fields: Sequence[bytes]
     ) -> None:
-        """Put other bytes in the place of whole fields; where a field is also cut, the cut wins."""
+        """Put encoded fields in the place of others, in any scope; where a field is also cut, the cut wins."""
         if len(fields):
             self.replacements.append(
                 Replacement(
@@ -378,27 +366,6 @@ class Batch:
             self.inserts.append(
                 Insert(kind, key.encode(), np.ascontiguousarray(rows, "<u4"), values, lens, blob)
             )
-
-    def _key_value(self, record: np.void, value: bytes) -> bytes:
-        """A KeyValue with the record's key, as a field of the message that the record stands in."""
-        key_off, tag = int(record["key_off"]), int(record["kv_off"])
-        key = self.data[key_off : key_off + int(record["key_len"])]
-        # The low seven bits hold the whole tag of a field below 16, also where a sender wrote it longer.
-        return bytes((self.data[tag] & 0x7F,)) + _sized(_tagged(1, key) + _tagged(2, value))
-
-
-def _tagged(number: int, content: bytes) -> bytes:
-    """A length-delimited field; numbers below 16."""
-    return bytes((number << 3 | 2,)) + _sized(content)
-
-
-def _sized(content: bytes) -> bytes:
-    size, out = len(content), bytearray()
-    while size >= 0x80:  # noqa: PLR2004 (a varint's continuation bit)
-        out.append(size & 0x7F | 0x80)
-        size >>= 7
-    out.append(size)
-    return bytes(out) + content
 
 
 def _lengths(pieces: Sequence[bytes]) -> NDArray[np.uint32]:
