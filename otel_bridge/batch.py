@@ -304,7 +304,7 @@ class Batch:
     def replace_fields(
         self, offs: NDArray[np.uint32], lens: NDArray[np.uint32], fields: Sequence[bytes]
     ) -> None:
-        """Put encoded fields in the place of others, in any scope; where a field is also cut, the cut wins."""
+        """Put encoded fields in the place of others, in any scope; a field that is also cut is cut."""
         if len(fields):
             self.replacements.append(
                 Replacement(
