@@ -1,0 +1,90 @@
+"""When to try again, and whether the destination is believed to be up."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from otel_bridge.exporters.otlp.config import RetryConfig
+
+LONGEST_ASKED = 3600.0
+"""A destination cannot shut itself off for longer than this by one answer, seconds."""
+
+
+class RetryPolicy:
+    """Exponential back-off with full jitter: a wait is drawn evenly from 0 to a growing upper end."""
+
+    def __init__(self, config: RetryConfig, draw: Callable[[], float] = random.random) -> None:
+        """`draw` gives numbers in [0, 1)."""
+        self._config = config
+        self._draw = draw
+
+    def delay(self, failures: int, floor: float = 0.0) -> float:
+        """Seconds to wait after so many failures in a row (at least 1).
+
+        `floor` is what the destination asked for (RetryInfo, Retry-After): the wait is that long and a
+        drawn part more, so that those who were told the same do not all come back at once.
+        """
+        config = self._config
+        exponent = min(failures - 1, 1000)
+        try:
+            upper = min(config.initial_interval * config.multiplier**exponent, config.max_interval)
+        except OverflowError:
+            upper = config.max_interval
+        return min(floor, LONGEST_ASKED) + self._draw() * upper
+
+
+class Health:
+    """What the last tries say about a destination.
+
+    While it is down, one try at a time goes out, each after its wait; the first success opens the gate again.
+
+    Attributes:
+        era: grows whenever what is believed changes.
+    """
+
+    def __init__(self, policy: RetryPolicy) -> None:
+        self._policy = policy
+        self._failures = 0
+        self.era = 0
+        self._blocked_until = 0.0
+        self._throttled_until = 0.0
+
+    @property
+    def down(self) -> bool:
+        """Whether the last try failed."""
+        return self._failures > 0
+
+    @property
+    def open_at(self) -> float:
+        """The monotonic time from which a try is allowed; in the past when one is allowed now."""
+        return max(self._blocked_until, self._throttled_until)
+
+    def allowed(self, consumers: int, now: float) -> int:
+        """How many tries may be in flight."""
+        if now < self.open_at:
+            return 0
+        return 1 if self.down else consumers
+
+    def failed(self, era: int, now: float, asked: float | None) -> None:
+        """Note a failed try that began in `era`; `asked` is the wait that the destination wants.
+
+        Tries that were already under way when another one failed count as one failure with it.
+        """
+        if asked is not None:
+            self._throttled_until = max(self._throttled_until, now + self._policy.delay(1, asked))
+        if era != self.era:
+            return
+        self._failures += 1
+        self.era += 1
+        self._blocked_until = now + self._policy.delay(self._failures)
+
+    def succeeded(self) -> None:
+        """Note a delivery. A wait that the destination asked for still stands."""
+        if self.down:
+            self._failures = 0
+            self.era += 1
+            self._blocked_until = 0.0
