@@ -80,6 +80,13 @@ RECEIVER_DURATION = Metric(
     ("transport", "signal"),
     (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
 )
+RECEIVER_FAILED = Metric(
+    "otel_bridge_receiver_failed_requests",
+    Kind.COUNTER,
+    "{request}",
+    "Requests that failed for a reason nobody foresaw (a bug): answered as retryable, traceback in the log.",
+    ("transport",),
+)
 RECEIVER_MENDED_STRINGS = Metric(
     "otel_bridge_receiver_mended_strings",
     Kind.COUNTER,
@@ -208,3 +215,22 @@ LLM_PROMPT_LEN = Attribute("llm.prompt.len", "int", "By", "UTF-8 bytes of the pr
 LLM_BATCH_SIZE = Attribute("llm.inference.batch_size", "int", "{request}", "Requests in the inference batch.")
 ENRICH_SOURCE_TEMPLATE = "otel_bridge.enrich.{target}.source"
 """Which source won; written only when `processors.enrich.explain` is on."""
+
+# --- redaction -----------------------------------------------------------------------------------
+
+REDACT_ATTRIBUTES = Metric(
+    "otel_bridge_redact_attributes",
+    Kind.COUNTER,
+    "{attribute}",
+    "Attributes that did not leave as they came: dropped, hashed, masked, or truncated.",
+    ("action",),
+)
+REDACT_PATTERN_HITS = Metric(
+    "otel_bridge_redact_pattern_hits",
+    Kind.COUNTER,
+    "{match}",
+    "Credentials and personal data masked, by pattern.",
+    ("pattern",),
+)
+TRUNCATED_TEMPLATE = "otel_bridge.truncated.{key}"
+"""Beside an attribute that was cut to the limit: its bytes before that (int)."""

@@ -1,0 +1,131 @@
+"""The last step: what of prompts, answers and credentials leaves the node, and how long a value may be."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from otel_bridge import catalog
+from otel_bridge.model import Scope, ValueType
+from otel_bridge.processors.redact import exceptions
+from otel_bridge.processors.redact.changes import Changes
+from otel_bridge.processors.redact.content import ContentColumns, Slots, harmless
+from otel_bridge.processors.redact.patterns import Masker
+from otel_bridge.processors.redact.values import as_text, raw, read
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from numpy.typing import NDArray
+
+    from otel_bridge.batch import Batch, PlanBuilder
+    from otel_bridge.processors.redact.config import RedactConfig
+    from otel_bridge.telemetry import Telemetry
+
+EXCEPTION_KEYS = ("exception.message", "exception.stacktrace", "error.message")
+_OF_A_SPAN = (Scope.SPAN, Scope.EVENT)
+_TEXTUAL = (ValueType.STRING, ValueType.BYTES, ValueType.ARRAY, ValueType.KVLIST)
+_HASH_BYTES = 16
+_ACTIONS = ("drop", "hash", "mask", "truncate")
+
+
+class Redact:
+    """Reads the columns of everything that may hold content; see README.md for what it does with them."""
+
+    def __init__(self, config: RedactConfig, columns: PlanBuilder, telemetry: Telemetry) -> None:
+        """Ask for the columns.
+
+        Args:
+            config: what to do.
+            columns: where they are asked for.
+            telemetry: where it is counted.
+        """
+        custom = [(pattern.name, pattern.regex, pattern.replacement) for pattern in config.custom_patterns]
+        self._masker = Masker(config.patterns, custom)
+        self._action = config.content
+        self._content: ContentColumns | None = None
+        if config.content != "keep" or self._masker:
+            self._content = ContentColumns(config, columns)
+        self._exception_action = "keep" if config.content == "keep" else config.exceptions
+        keys = EXCEPTION_KEYS if self._exception_action != "keep" else ()
+        self._exceptions = _columns(columns, keys, _OF_A_SPAN)
+        self._named = _columns(columns, config.pattern_attributes if self._masker else ())
+        self._limit = config.max_attribute_bytes
+        if self._limit is not None:
+            columns.want_oversized(self._limit)
+        key = config.hash_key.get_secret_value().encode() if config.hash_key else secrets.token_bytes(32)
+        self._key = key if len(key) <= hashlib.blake2b.MAX_KEY_SIZE else hashlib.blake2b(key).digest()
+        counter = telemetry.counter(catalog.REDACT_ATTRIBUTES)
+        self._actions = {action: counter.labels(action) for action in _ACTIONS}
+        counter = telemetry.counter(catalog.REDACT_PATTERN_HITS)
+        self._hits = {name: counter.labels(name) for name in self._masker.names}
+
+    def process(self, batch: Batch) -> None:
+        """Note the edits of one batch."""
+        changes = Changes(batch)
+        found = self._content.find(batch) if self._content is not None else None
+        hits: dict[str, int] = {}
+        self._treat_exceptions(changes, found)
+        if found is not None:
+            self._treat_content(changes, found, hits)
+        for slot in self._named.present(batch):
+            self._mask(changes, changes.left(batch.column(slot)), hits)
+        self._mask(changes, changes.left(self._named.repeated(batch)), hits)
+        if self._limit is not None:
+            changes.truncate(self._limit)
+        changes.commit()
+        for action, count in changes.actions.items():
+            self._actions[action].inc(count)
+        for name, count in hits.items():
+            self._hits[name].inc(count)
+
+    def _treat_content(self, changes: Changes, found: NDArray[np.void], hits: dict[str, int]) -> None:
+        if self._action == "drop":
+            changes.drop(found)
+        elif self._action == "hash":
+            for record in found[~harmless(changes.batch, found)]:
+                if record["type"] != ValueType.EMPTY:
+                    changes.set_text("hash", record, self._hash(raw(changes.batch, record)))
+        else:
+            self._mask(changes, found, hits)
+
+    def _hash(self, content: bytes) -> bytes:
+        return hashlib.blake2b(content, key=self._key, digest_size=_HASH_BYTES).hexdigest().encode()
+
+    def _mask(self, changes: Changes, records: NDArray[np.void], hits: dict[str, int]) -> None:
+        batch = changes.batch
+        texts = [raw(batch, record) for record in records if record["type"] != ValueType.EMPTY]
+        if self._masker.may_match(texts):
+            changes.change("mask", records, lambda text: self._masker.mask(text, hits))
+
+    def _treat_exceptions(self, changes: Changes, found: NDArray[np.void] | None) -> None:
+        batch = changes.batch
+        present = self._exceptions.present(batch)
+        if not present:
+            return
+        records = np.concatenate([*map(batch.column, present), self._exceptions.repeated(batch)])
+        if self._exception_action == "drop":
+            changes.drop(records)
+            return
+        for row in np.unique(records["row"]):
+            messages = records[records["row"] == row]
+            pieces = exceptions.pieces_of(self._content_of(batch, found, row)) if found is not None else []
+            if len(pieces) * len(messages) > exceptions.MOST_COMPARISONS:
+                changes.drop(messages)
+            else:
+                changes.change("mask", messages, partial(exceptions.masked, pieces=pieces))
+
+    def _content_of(self, batch: Batch, found: NDArray[np.void], row: int) -> Iterator[bytes]:
+        """The content of one span, its events included."""
+        wants = batch.plan.wants
+        for record in found[found["row"] == row]:
+            if wants[record["slot"]].scope in _OF_A_SPAN and record["type"] in _TEXTUAL:
+                yield as_text(read(batch, record))
+
+
+def _columns(columns: PlanBuilder, keys: tuple[str, ...], scopes: Iterable[Scope] = tuple(Scope)) -> Slots:
+    return Slots(columns.want(key, scope=scope) for scope in scopes for key in keys)
