@@ -1,0 +1,150 @@
+"""What users write under `receivers.otlp`."""
+
+from __future__ import annotations
+
+from pathlib import Path  # noqa: TC003 (pydantic reads the annotations)
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
+
+from otel_bridge.units import ByteSize, Duration, Endpoint, EndpointText
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MIB = 1 << 20
+
+PositiveSize = Annotated[ByteSize, Field(gt=0, lt=1 << 31)]
+PositiveDuration = Annotated[Duration, Field(gt=0)]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class TlsConfig(_Model):
+    """The certificate of a listener, in PEM files; read again when they change on disk."""
+
+    cert_file: Path = Field(description="The certificate, with any intermediate ones after it.")
+    key_file: Path = Field(description="Its private key, not encrypted.")
+    client_ca_file: Path | None = Field(
+        None, description="Only clients with a certificate signed by one of these are let in (mTLS)."
+    )
+    min_version: Literal["1.2", "1.3"] = Field("1.2", description="The oldest TLS version spoken.")
+
+
+class GrpcTlsConfig(TlsConfig):
+    """The certificate of the gRPC listener."""
+
+    min_version: Literal["1.2"] = Field(
+        "1.2", description="The oldest TLS version spoken; grpcio cannot be told to refuse 1.2."
+    )
+
+
+class AuthConfig(_Model):
+    """Who may send: any of these bearer tokens (`Authorization: Bearer TOKEN`)."""
+
+    bearer_token_file: Path | None = Field(
+        None, description="A file with one token a line; read again when it changes on disk."
+    )
+    bearer_tokens: tuple[Annotated[SecretStr, Field(min_length=1)], ...] = Field(
+        (), description="The tokens themselves."
+    )
+
+    @model_validator(mode="after")
+    def _some_token(self) -> Self:
+        if self.bearer_token_file is None and not self.bearer_tokens:
+            raise ValueError(
+                "auth needs bearer_token_file or bearer_tokens; leave auth out to let everybody in"
+            )
+        return self
+
+
+class KeepaliveConfig(_Model):
+    """How gRPC connections are kept, probed and ended."""
+
+    time: PositiveDuration = Field(
+        7200.0, description="Silence after which the receiver asks whether the peer is still there."
+    )
+    timeout: PositiveDuration = Field(20.0, description="How long the peer has to answer that.")
+    min_client_interval: Duration = Field(
+        10.0, description="A client that asks more often than this is cut off."
+    )
+    max_connection_idle: PositiveDuration | None = Field(
+        None, description="A connection without requests for so long is closed; null never closes it."
+    )
+    max_connection_age: PositiveDuration | None = Field(
+        None,
+        description="A connection this old is told to reconnect, so that replicas share senders; null never.",
+    )
+    max_connection_age_grace: PositiveDuration = Field(
+        30.0, description="How long requests may still run on a connection that was told to reconnect."
+    )
+
+
+class _Listener(_Model):
+    enabled: bool = Field(True, description="Whether this protocol is served.")
+    max_request_size: PositiveSize = Field(
+        64 * MIB, description="The largest request, in bytes after decompression."
+    )
+    max_concurrent_requests: Annotated[int, Field(gt=0)] = Field(
+        256, description="Requests worked on at once; more are told to come again."
+    )
+    read_timeout: PositiveDuration = Field(
+        30.0, description="How long a client may take to send a request once it has begun."
+    )
+    auth: AuthConfig | None = Field(None, description="Who may send; null lets everybody in.")
+
+
+class GrpcConfig(_Listener):
+    """OTLP over gRPC."""
+
+    endpoint: EndpointText = Field(Endpoint("127.0.0.1", 4317), description="Where to listen.")
+    tls: GrpcTlsConfig | None = Field(None, description="null speaks plaintext.")
+    keepalive: KeepaliveConfig = KeepaliveConfig()
+
+
+class HttpConfig(_Listener):
+    """OTLP over HTTP/1.1, protobuf and JSON on the same paths."""
+
+    endpoint: EndpointText = Field(Endpoint("127.0.0.1", 4318), description="Where to listen.")
+    tls: TlsConfig | None = Field(None, description="null speaks plaintext.")
+    idle_timeout: PositiveDuration = Field(
+        120.0, description="A connection without requests for so long is closed."
+    )
+
+
+def _defaults_for_null(value: Any) -> Any:
+    """The Collector's `grpc:` with nothing behind it means: with its defaults."""
+    return {} if value is None else value
+
+
+class ProtocolsConfig(_Model):
+    """The protocols that are served; one that is left out, or has no keys, has its defaults."""
+
+    grpc: Annotated[GrpcConfig, BeforeValidator(_defaults_for_null)] = GrpcConfig()
+    http: Annotated[HttpConfig, BeforeValidator(_defaults_for_null)] = HttpConfig()
+
+    @model_validator(mode="after")
+    def _something_served(self) -> Self:
+        if not (self.grpc.enabled or self.http.enabled):
+            raise ValueError("at least one of grpc and http must be enabled")
+        return self
+
+
+class OtlpReceiverConfig(_Model):
+    """Takes OTLP in."""
+
+    protocols: Annotated[ProtocolsConfig, BeforeValidator(_defaults_for_null)] = ProtocolsConfig()
+
+    def warnings(self) -> Iterator[str]:
+        """What is allowed but rarely meant, each with the key path that mends it."""
+        for name, listener in (("grpc", self.protocols.grpc), ("http", self.protocols.http)):
+            if not listener.enabled or listener.endpoint.loopback:
+                continue
+            path = f"receivers.otlp.protocols.{name}"
+            exposed = f"{path}.endpoint is {listener.endpoint}, which other machines reach"
+            if listener.tls is None:
+                yield f"{exposed}, without TLS: set {path}.tls, or listen on 127.0.0.1"
+            if listener.auth is None and (listener.tls is None or listener.tls.client_ca_file is None):
+                yield f"{exposed}, without authentication: set {path}.auth or {path}.tls.client_ca_file"

@@ -1,0 +1,101 @@
+"""One HTTP connection, held to time limits that aiohttp leaves open."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+_HALF_CLOSED_GRACE = 1.0
+"""Seconds after a client has closed its side in which what it sent must turn out to be a whole request."""
+
+
+class Connection(web.RequestHandler):
+    """aiohttp's connection, plus a time limit for headers and an answer for clients that half-close."""
+
+    __slots__ = ("_answering", "_bad_http", "_client_done", "_header_timer", "_read_timeout", "_serving")
+
+    def __init__(
+        self,
+        manager: web.Server,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        read_timeout: float,
+        bad_http: Callable[[str], web.Response],
+        **options: Any,
+    ) -> None:
+        """Wrap aiohttp's.
+
+        Args:
+            manager: whose connection it is.
+            loop: the running loop.
+            read_timeout: seconds that headers may take from their first byte.
+            bad_http: answers what is not HTTP.
+            options: aiohttp's own.
+        """
+        super().__init__(manager, loop=loop, **options)
+        self._read_timeout = read_timeout
+        self._bad_http = bad_http
+        self._header_timer: asyncio.TimerHandle | None = None
+        self._serving = False
+        self._answering = False
+        self._client_done = False
+
+    def request_begins(self) -> None:
+        """The headers are read."""
+        self._serving = True
+        self._stop_timer()
+
+    def body_is_read(self) -> None:
+        """The whole request is read: from here on its client need not say more."""
+        self._answering = True
+
+    def request_ends(self) -> bool:
+        """The answer is known; says whether the connection ends with it."""
+        self._serving = self._answering = False
+        return self._client_done
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes came; asyncio calls this."""
+        if not self._serving and self._header_timer is None:
+            self._header_timer = self._loop.call_later(self._read_timeout, self.force_close)
+        super().data_received(data)
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The client closed its side; asyncio calls this, and keeps ours open when it returns True."""
+        super().eof_received()
+        if self.transport is None or self.transport.get_extra_info("sslcontext") is not None:
+            return False
+        self._client_done = True
+        self._loop.call_later(_HALF_CLOSED_GRACE, self._close_unless_answering)
+        return True
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """The connection is gone; asyncio calls this."""
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,  # noqa: ARG002 (aiohttp passes it)
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Answer what aiohttp could not parse: a stranger's noise, so it is counted and not logged."""
+        response = self._bad_http(message or str(exc or "") or str(status))
+        response.force_close()
+        return response
+
+    def _close_unless_answering(self) -> None:
+        if not self._answering:
+            self.force_close()
+
+    def _stop_timer(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None

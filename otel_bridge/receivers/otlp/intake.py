@@ -1,0 +1,104 @@
+"""What both transports do with a request: a place among those in flight, the consumer, the counters."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import structlog
+
+from otel_bridge import catalog
+from otel_bridge.contracts import Outcome
+from otel_bridge.errors import BridgeError, QueueFullError, ShuttingDownError
+from otel_bridge.model import Signal
+from otel_bridge.receivers.otlp import status
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from otel_bridge.contracts import Consumer
+    from otel_bridge.telemetry import Telemetry
+
+log = structlog.get_logger(__name__)
+
+RETRY_AFTER = 1.0
+"""Seconds before a sender should come again when the receiver itself turned it away."""
+
+UNKNOWN_SIGNAL = "unknown"
+"""The `signal` of a request to no known path."""
+
+PARTIAL_REASON = "invalid"
+"""The `reason` of spans refused for good while the rest of their request was taken."""
+
+
+class Intake:
+    """The common part of one transport.
+
+    Items are counted for traces alone, by what the consumer says: metrics and logs pass undecoded, so that
+    for them only requests are counted.
+    """
+
+    def __init__(
+        self, transport: str, consumer: Consumer, telemetry: Telemetry, *, limit: int, codes: Iterable[str]
+    ) -> None:
+        self.draining = False
+        self._transport = transport
+        self._consumer = consumer
+        self._limit = limit
+        self._in_flight = 0
+        traces = Signal.TRACES.value
+        self._accepted = telemetry.counter(catalog.RECEIVER_ACCEPTED).labels(transport, traces)
+        self._refused = telemetry.counter(catalog.RECEIVER_REFUSED).labels(transport, traces, PARTIAL_REASON)
+        self._failed = telemetry.counter(catalog.RECEIVER_FAILED).labels(transport)
+        self._requests = telemetry.counter(catalog.RECEIVER_REQUESTS)
+        self._answers = {
+            (signal, code): self._requests.labels(transport, signal, code)
+            for signal in (*(signal.value for signal in Signal), UNKNOWN_SIGNAL)
+            for code in codes
+        }
+        duration = telemetry.histogram(catalog.RECEIVER_DURATION)
+        self._duration = {signal: duration.labels(transport, signal.value) for signal in Signal}
+
+    def admit(self) -> None:
+        """Take a place among the requests in flight; give it back with `release`.
+
+        Raises:
+            RetryableError: there is none.
+        """
+        if self.draining:
+            raise ShuttingDownError("the bridge is shutting down", retry_after=RETRY_AFTER)
+        if self._in_flight >= self._limit:
+            message = f"{self._limit} requests are being worked on; no more at once"
+            raise QueueFullError(message, retry_after=RETRY_AFTER)
+        self._in_flight += 1
+
+    def release(self) -> None:
+        """Give the place back."""
+        self._in_flight -= 1
+
+    async def take(self, signal: Signal, data: bytes) -> Outcome:
+        """Hand a request to the consumer; it raises what the consumer raises."""
+        started = time.perf_counter()
+        try:
+            if signal is not Signal.TRACES:
+                await self._consumer.consume(signal, data)
+                return Outcome(0)
+            outcome = await self._consumer.consume_traces(data)
+        finally:
+            self._duration[signal].observe(time.perf_counter() - started)
+        self._accepted.inc(outcome.accepted)
+        if outcome.rejected:
+            self._refused.inc(outcome.rejected)
+        return outcome
+
+    def refuse(self, error: Exception) -> status.Refusal:
+        """How an error is answered; one that nobody foresaw is logged with its traceback and counted."""
+        if not isinstance(error, BridgeError):
+            self._failed.inc()
+            log.error("request failed", transport=self._transport, exc_info=error)
+        return status.refusal(error)
+
+    def answered(self, signal: str, code: str) -> None:
+        """Count an answer."""
+        counter = self._answers.get((signal, code))
+        (counter if counter is not None else self._requests.labels(self._transport, signal, code)).inc()
