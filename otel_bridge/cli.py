@@ -17,6 +17,7 @@ from otel_bridge import __version__
 from otel_bridge.errors import BridgeError, ConfigError
 from otel_bridge.settings import Settings, effective, load
 from otel_bridge.telemetry import configure_logging
+from otel_bridge.units import Endpoint
 
 if TYPE_CHECKING:
     from otel_bridge.service import Service
@@ -140,11 +141,13 @@ def _announce(service: Service) -> None:
     console = Console(stderr=True)
     if not console.is_terminal:
         return
-    receiver = service.receiver
-    console.print(f"[bold]otel-bridge {__version__}[/bold] is ready")
-    for name, where in (("OTLP/gRPC", receiver.grpc_endpoint), ("OTLP/HTTP", receiver.http_endpoint)):
-        if where is not None:
-            console.print(f"  {name:<10} {where}")
+    protocols, receiver = service.settings.receivers.otlp.protocols, service.receiver
+    for name, host, port in (
+        ("OTLP/gRPC", protocols.grpc.endpoint.host, receiver.grpc_port),
+        ("OTLP/HTTP", protocols.http.endpoint.host, receiver.http_port),
+    ):
+        if port is not None:
+            console.print(f"  {name:<10} {Endpoint(host, port)}")
     for name, exporter in service.settings.exporters.items():
         console.print(f"  {'sends to':<10} {exporter.endpoint} ({name})")
     if service.telemetry_server is not None:

@@ -12,7 +12,7 @@ import structlog
 from otel_bridge import __version__
 from otel_bridge.contracts import SystemClock
 from otel_bridge.errors import BridgeError
-from otel_bridge.exporters.otlp.exporter import OtlpExporters
+from otel_bridge.exporters.otlp import exporter as otlp_exporter
 from otel_bridge.pipeline import Pipeline, build_steps
 from otel_bridge.receivers.otlp.codec import choose_codec
 from otel_bridge.receivers.otlp.receiver import OtlpReceiver
@@ -40,12 +40,15 @@ class Service:
         self._not_ready: str | None = "starting"
         self.codec, codec_reason = choose_codec(settings.service.codec)
         log.info("codec", name=self.codec.name, reason=codec_reason)
-        self.exporters = OtlpExporters(
-            settings.exporters, settings.storage, self.telemetry, codec=self.codec, clock=SystemClock()
+        self.exporter = otlp_exporter.build(
+            settings.exporters,
+            settings.storage,
+            codec=self.codec,
+            clock=SystemClock(),
+            telemetry=self.telemetry,
         )
-        self.pipeline = Pipeline(
-            self.codec, build_steps(settings.processors, self.telemetry), self.exporters, self.telemetry
-        )
+        steps = build_steps(settings.processors, self.telemetry)
+        self.pipeline = Pipeline(self.codec, steps, self.exporter, self.telemetry)
         self.receiver = OtlpReceiver(settings.receivers.otlp, self.pipeline, self.telemetry)
         endpoint = settings.service.telemetry.metrics.endpoint
         self.telemetry_server = (
@@ -61,7 +64,7 @@ class Service:
         try:
             if self.telemetry_server is not None:
                 await self.telemetry_server.start()
-            await self.exporters.start()
+            await self.exporter.start()
             await self.receiver.start()
         except BaseException:
             await self.stop()
@@ -76,7 +79,7 @@ class Service:
         self._not_ready = "stopping"
         deadline = asyncio.get_running_loop().time() + self.settings.service.drain_timeout
         await self.receiver.stop(self.settings.service.drain_timeout)
-        await self.exporters.stop(max(0.0, deadline - asyncio.get_running_loop().time()))
+        await self.exporter.stop(max(0.0, deadline - asyncio.get_running_loop().time()))
         if self.telemetry_server is not None:
             await self.telemetry_server.stop()
         await asyncio.to_thread(self.telemetry.close)
