@@ -1,0 +1,1 @@
+"""The public `openai` client under public instrumentations, each in an environment of its own."""
