@@ -179,6 +179,7 @@ class HttpServer:
         if request.headers.get("Expect", "").lower() == "100-continue" and request.version == HttpVersion11:
             await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             request.writer.output_size = 0
+        request.content.set_read_chunk_size(1 << 20)
         chunks: list[bytes] = []
         size = 0
         try:
