@@ -1,5 +1,22 @@
 from collections.abc import Sequence
 
+# The codec: requests into records, edits into requests; arrays are little-endian bytes. See `codec.rs`.
+
+RECORD_SIZES: tuple[int, int, int]
+
+class Plan:
+    def __init__(self, wants: Sequence[tuple[int, bytes, bool]], longer_than: int) -> None: ...
+
+def scan(data: bytes, plan: Plan) -> tuple[bytes, bytes, bytes, bytes, list[int], int, int]: ...
+def splice(
+    data: bytes,
+    rows: int,
+    gone: bytes,
+    inserts: Sequence[tuple[str, bytes, bytes, bytes, bytes, bytes]],
+    cuts: Sequence[bytes],
+    replacements: Sequence[tuple[bytes, bytes, bytes, bytes]],
+) -> bytes: ...
+
 # Columns: texts as offsets and lengths (u4 bytes) into `data`; see `columns`.
 
 class JsonPaths:

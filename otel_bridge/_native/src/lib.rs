@@ -5,10 +5,18 @@
 
 use pyo3::prelude::*;
 
+mod codec;
 mod columns;
+pub mod mend;
+pub mod plan;
+pub mod reader;
+pub mod records;
+pub mod scan;
+pub mod splice;
 
 #[pymodule]
 fn wire(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    codec::register(module)?;
     columns::register(module)?;
     Ok(())
 }

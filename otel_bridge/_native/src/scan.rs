@@ -1,0 +1,608 @@
+//! One pass over an ExportTraceServiceRequest: checked whole, and read into records.
+//!
+//! What a field means follows protobuf: fields come in any order, the last of a repeated scalar counts,
+//! repeated messages of a singular field merge, and a known number with another wire type is unknown.
+
+use crate::plan::{Place, Plan, OVERSIZED};
+use crate::reader::{
+    deeper, fault, tag, Cause, Read, Reader, Within, DEPTH, FIXED32, FIXED64, SIZED, VARINT,
+};
+use crate::records::{reject, value_type, Attribute, Group, Scope, Slice, Span};
+
+/// What a request holds.
+#[derive(Debug, Default)]
+pub struct Scanned {
+    /// Encoded `records::Span`s.
+    pub spans: Vec<u8>,
+    pub scopes: Vec<Scope>,
+    /// In the order of the request.
+    pub attributes: Vec<Attribute>,
+    /// Resources that have spans or wanted attributes; the others are not numbered.
+    pub resources: u32,
+    /// Strings that are not UTF-8.
+    pub broken: Vec<Text>,
+}
+
+/// A string, and the field it is the content of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Text {
+    pub field: Slice,
+    pub content: Slice,
+}
+
+/// Reads a request; the fault says where it is not one.
+pub fn scan(data: &[u8], plan: &Plan) -> Read<Scanned> {
+    if u32::try_from(data.len()).is_err() {
+        return fault(data.len(), Cause::TooLarge);
+    }
+    let mut scan = Scan {
+        plan,
+        last_row: vec![NONE; plan.slots],
+        out: Scanned::default(),
+        rows: 0,
+    };
+    scan.request(Reader::new(data, 0, data.len()))?;
+    Ok(scan.out)
+}
+
+const NONE: u32 = u32::MAX;
+
+struct Scan<'p> {
+    plan: &'p Plan,
+    /// For each exact slot the row that has it already.
+    last_row: Vec<u32>,
+    out: Scanned,
+    rows: u32,
+}
+
+/// A resource or scope that gets its number when the first span or wanted attribute needs it: a request
+/// can hold millions of empty ones.
+#[derive(Clone, Copy)]
+struct Lazy(Option<u32>);
+
+/// Where the attributes of a message belong.
+enum Owner<'o> {
+    Span(Place),
+    Resource(&'o mut Lazy),
+    Scope(&'o mut Lazy, &'o mut Lazy),
+}
+
+/// What AnyValue's oneof holds.
+#[derive(Clone, Copy, Default)]
+struct Value {
+    value_type: u8,
+    value: i64,
+    content: Slice,
+}
+
+impl Scan<'_> {
+    fn request(&mut self, mut at: Reader) -> Read<()> {
+        const RESOURCE_SPANS: u32 = tag(1, SIZED);
+        while !at.done() {
+            match at.tag()? {
+                RESOURCE_SPANS => {
+                    let inner = at.message().within("resource_spans")?;
+                    self.resource_spans(inner, DEPTH - 1)
+                        .within("resource_spans")?;
+                }
+                other => at.skip(other, DEPTH)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn resource_spans(&mut self, mut at: Reader, depth: u32) -> Read<()> {
+        const RESOURCE: u32 = tag(1, SIZED);
+        const SCOPE_SPANS: u32 = tag(2, SIZED);
+        const SCHEMA_URL: u32 = tag(3, SIZED);
+        let mut resource = Lazy(None);
+        while !at.done() {
+            let start = at.pos;
+            match at.tag()? {
+                RESOURCE => {
+                    let inner = at.message().within("resource")?;
+                    self.resource(inner, depth - 1, &mut resource)
+                        .within("resource")?;
+                }
+                SCOPE_SPANS => {
+                    let inner = at.message().within("scope_spans")?;
+                    self.scope_spans(inner, depth - 1, &mut resource)
+                        .within("scope_spans")?;
+                }
+                SCHEMA_URL => drop(self.text(&mut at, start).within("schema_url")?),
+                other => at.skip(other, depth)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn resource(&mut self, mut at: Reader, depth: u32, resource: &mut Lazy) -> Read<()> {
+        const ATTRIBUTES: u32 = tag(1, SIZED);
+        const ENTITY_REFS: u32 = tag(3, SIZED);
+        while !at.done() {
+            let start = at.pos;
+            match at.tag()? {
+                ATTRIBUTES => {
+                    self.attribute(&mut at, start, depth, Owner::Resource(resource))
+                        .within("attributes")?;
+                }
+                ENTITY_REFS => {
+                    let inner = at.message().within("entity_refs")?;
+                    self.entity_ref(inner, depth - 1).within("entity_refs")?;
+                }
+                other => at.skip(other, depth)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn entity_ref(&mut self, mut at: Reader, depth: u32) -> Read<()> {
+        const SCHEMA_URL: u32 = tag(1, SIZED);
+        const TYPE: u32 = tag(2, SIZED);
+        const ID_KEYS: u32 = tag(3, SIZED);
+        const DESCRIPTION_KEYS: u32 = tag(4, SIZED);
+        while !at.done() {
+            let start = at.pos;
+            match at.tag()? {
+                SCHEMA_URL | TYPE | ID_KEYS | DESCRIPTION_KEYS => drop(self.text(&mut at, start)?),
+                other => at.skip(other, depth)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn scope_spans(&mut self, mut at: Reader, depth: u32, resource: &mut Lazy) -> Read<()> {
+        const SCOPE: u32 = tag(1, SIZED);
+        const SPANS: u32 = tag(2, SIZED);
+        const SCHEMA_URL: u32 = tag(3, SIZED);
+        let mut scope = Lazy(None);
+        let mut name = Slice::default();
+        while !at.done() {
+            let start = at.pos;
+            match at.tag()? {
+                SPANS => {
+                    let inner = at.message().within("spans")?;
+                    let owner = (
+                        self.resource_number(resource),
+                        self.scope_number(&mut scope, resource),
+                    );
+                    self.span(inner, start, depth - 1, owner).within("spans")?;
+                }
+                SCOPE => {
+                    let inner = at.message().within("scope")?;
+                    self.scope(inner, depth - 1, (&mut scope, resource), &mut name)
+                        .within("scope")?;
+                }
+                SCHEMA_URL => drop(self.text(&mut at, start).within("schema_url")?),
+                other => at.skip(other, depth)?,
+            }
+        }
+        if let Lazy(Some(number)) = scope {
+            self.out.scopes[number as usize].name = name;
+        }
+        Ok(())
+    }
+
+    fn scope(
+        &mut self,
+        mut at: Reader,
+        depth: u32,
+        (scope, resource): (&mut Lazy, &mut Lazy),
+        name: &mut Slice,
+    ) -> Read<()> {
+        const NAME: u32 = tag(1, SIZED);
+        const VERSION: u32 = tag(2, SIZED);
+        const ATTRIBUTES: u32 = tag(3, SIZED);
+        while !at.done() {
+            let start = at.pos;
+            match at.tag()? {
+                NAME => *name = self.text(&mut at, start).within("name")?,
+                VERSION => drop(self.text(&mut at, start).within("version")?),
+                ATTRIBUTES => {
+                    let owner = Owner::Scope(scope, resource);
+                    self.attribute(&mut at, start, depth, owner)
+                        .within("attributes")?;
+                }
+                other => at.skip(other, depth)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// A span nested too deep is a row without content; the rest of the request is not its fault.
+    fn span(&mut self, at: Reader, start: usize, depth: u32, owner: (u32, u32)) -> Read<()> {
+        let (attributes, broken) = (self.out.attributes.len(), self.out.broken.len());
+        let blank = Span {
+            field: Slice::new(start, at.end()),
+            body: at.pos as u32,
+            resource: owner.0,
+            scope: owner.1,
+            ..Span::default()
+        };
+        let mut span = blank;
+        match self.span_fields(at, depth, &mut span) {
+            Ok(()) => {}
+            Err(fault) if fault.cause == Cause::TooDeep => {
+                self.out.attributes.truncate(attributes);
+                self.out.broken.truncate(broken);
+                span = Span {
+                    reject: reject::TOO_DEEP,
+                    ..blank
+                };
+            }
+            Err(fault) => return Err(fault),
+        }
+        self.out.spans.extend_from_slice(&span.bytes());
+        self.rows += 1;
+        Ok(())
+    }
+
+    #[inline]
+    fn span_fields(&mut self, mut at: Reader, depth: u32, span: &mut Span) -> Read<()> {
+        const TRACE_ID: u32 = tag(1, SIZED);
+        const SPAN_ID: u32 = tag(2, SIZED);
+        const TRACE_STATE: u32 = tag(3, SIZED);
+        const PARENT_SPAN_ID: u32 = tag(4, SIZED);
+        const NAME: u32 = tag(5, SIZED);
+        const KIND: u32 = tag(6, VARINT);
+        const START: u32 = tag(7, FIXED64);
+        const END: u32 = tag(8, FIXED64);
+        const ATTRIBUTES: u32 = tag(9, SIZED);
+        const EVENTS: u32 = tag(11, SIZED);
+        const LINKS: u32 = tag(13, SIZED);
+        const STATUS: u32 = tag(15, SIZED);
+        const FLAGS: u32 = tag(16, FIXED32);
+        let (mut trace_id, mut span_id, mut parent_id): (&[u8], &[u8], &[u8]) = (&[], &[], &[]);
+        let mut bad_link = false;
+        while !at.done() {
+            let start = at.pos;
+            match at.tag()? {
+                ATTRIBUTES => {
+                    self.attribute(&mut at, start, depth, Owner::Span(Place::Span))
+                        .within("attributes")?;
+                }
+                TRACE_ID => trace_id = bytes(&mut at).within("trace_id")?,
+                SPAN_ID => span_id = bytes(&mut at).within("span_id")?,
+                PARENT_SPAN_ID => parent_id = bytes(&mut at).within("parent_span_id")?,
+                NAME => span.name = self.text(&mut at, start).within("name")?,
+                KIND => span.kind = known(at.varint().within("kind")?, SPAN_KINDS),
+                START => span.start = at.fixed64().within("start_time_unix_nano")?,
+                END => span.end = at.fixed64().within("end_time_unix_nano")?,
+                STATUS => {
+                    let inner = at.message().within("status")?;
+                    self.status(inner, depth - 1, &mut span.status)
+                        .within("status")?;
+                }
+                FLAGS => span.flags = at.fixed32().within("flags")?,
+                TRACE_STATE => span.state = self.text(&mut at, start).within("trace_state")?,
+                EVENTS => {
+                    span.events += 1;
+                    let inner = at.message().within("events")?;
+                    self.event(inner, depth - 1).within("events")?;
+                }
+                LINKS => {
+                    span.links += 1;
+                    let inner = at.message().within("links")?;
+                    bad_link |= !self.link(inner, depth - 1).within("links")?;
+                }
+                other => at.skip(other, depth)?,
+            }
+        }
+        span.trace_id = trace_id.try_into().unwrap_or_default();
+        span.span_id = span_id.try_into().unwrap_or_default();
+        span.parent_id = parent_id.try_into().unwrap_or_default();
+        span.reject = if trace_id.len() != 16 {
+            reject::TRACE_ID_LENGTH
+        } else if span.trace_id == [0; 16] {
+            reject::TRACE_ID_ZERO
+        } else if span_id.len() != 8 {
+            reject::SPAN_ID_LENGTH
+        } else if span.span_id == [0; 8] {
+            reject::SPAN_ID_ZERO
+        } else if !matches!(parent_id.len(), 0 | 8) {
+            reject::PARENT_ID_LENGTH
+        } else if bad_link {
+            reject::LINK_ID_LENGTH
+        } else {
+            0
+        };
+        Ok(())
+    }
+
+    fn status(&mut self, mut at: Reader, depth: u32, code: &mut u8) -> Read<()> {
+        const MESSAGE: u32 = tag(2, SIZED);
+        const CODE: u32 = tag(3, VARINT);
+        while !at.done() {
+            let start = at.pos;
+            match at.tag()? {
+                CODE => *code = known(at.varint().within("code")?, STATUS_CODES),
+                MESSAGE => drop(self.text(&mut at, start).within("message")?),
+                other => at.skip(other, depth)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn event(&mut self, mut at: Reader, depth: u32) -> Read<()> {
+        const NAME: u32 = tag(2, SIZED);
+        const ATTRIBUTES: u32 = tag(3, SIZED);
+        while !at.done() {
+            let start = at.pos;
+            match at.tag()? {
+                NAME => drop(self.text(&mut at, start).within("name")?),
+                ATTRIBUTES => {
+                    self.attribute(&mut at, start, depth, Owner::Span(Place::Event))
+                        .within("attributes")?;
+                }
+                other => at.skip(other, depth)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the link's ids have lengths that decoders take; a link to nowhere (no id) is allowed.
+    fn link(&mut self, mut at: Reader, depth: u32) -> Read<bool> {
+        const TRACE_ID: u32 = tag(1, SIZED);
+        const SPAN_ID: u32 = tag(2, SIZED);
+        const TRACE_STATE: u32 = tag(3, SIZED);
+        const ATTRIBUTES: u32 = tag(4, SIZED);
+        let (mut trace_id, mut span_id) = (0, 0);
+        while !at.done() {
+            let start = at.pos;
+            match at.tag()? {
+                TRACE_ID => trace_id = bytes(&mut at).within("trace_id")?.len(),
+                SPAN_ID => span_id = bytes(&mut at).within("span_id")?.len(),
+                TRACE_STATE => drop(self.text(&mut at, start).within("trace_state")?),
+                ATTRIBUTES => {
+                    self.attribute(&mut at, start, depth, Owner::Span(Place::Link))
+                        .within("attributes")?;
+                }
+                other => at.skip(other, depth)?,
+            }
+        }
+        Ok(matches!(trace_id, 0 | 16) && matches!(span_id, 0 | 8))
+    }
+
+    /// A KeyValue whose tag was just read at `start`, and the records that it answers.
+    #[inline]
+    fn attribute(&mut self, at: &mut Reader, start: usize, depth: u32, owner: Owner) -> Read<()> {
+        let inner = at.message()?;
+        let field = Slice::new(start, inner.end());
+        let depth = deeper(depth, start)?;
+        let (key, value) = self.key_value(inner, depth)?;
+        let place = match owner {
+            Owner::Span(place) => place,
+            Owner::Resource(_) => Place::Resource,
+            Owner::Scope(..) => Place::Instrumentation,
+        };
+        let plan = self.plan;
+        let matcher = plan.matcher(place);
+        let name = at.bytes(key.off as usize, key.off as usize + key.len as usize);
+        let oversized = value.content.len as usize > plan.longer_than;
+        let exact = matcher.exact(name);
+        let mut prefixes = matcher.prefixes(name).peekable();
+        if exact.is_none() && prefixes.peek().is_none() && !oversized {
+            return Ok(());
+        }
+        let row = match owner {
+            Owner::Span(_) => self.rows,
+            Owner::Resource(resource) => self.resource_number(resource),
+            Owner::Scope(scope, resource) => self.scope_number(scope, resource),
+        };
+        let record = Attribute {
+            value: value.value,
+            row,
+            content: value.content,
+            key,
+            field,
+            value_type: value.value_type,
+            ..Attribute::default()
+        };
+        if let Some(slot) = exact {
+            let last = &mut self.last_row[usize::from(slot)];
+            let group = if *last == row {
+                Group::Duplicate
+            } else {
+                Group::Slot
+            };
+            *last = row;
+            self.out.attributes.push(Attribute {
+                slot,
+                group,
+                ..record
+            });
+        }
+        for slot in prefixes {
+            self.out.attributes.push(Attribute { slot, ..record });
+        }
+        if oversized {
+            self.out.attributes.push(Attribute {
+                slot: OVERSIZED,
+                group: Group::Oversized,
+                ..record
+            });
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn key_value(&mut self, mut at: Reader, depth: u32) -> Read<(Slice, Value)> {
+        const KEY: u32 = tag(1, SIZED);
+        const VALUE: u32 = tag(2, SIZED);
+        let mut key = Slice::default();
+        let mut value = Value::default();
+        while !at.done() {
+            let start = at.pos;
+            match at.tag()? {
+                KEY => key = self.text(&mut at, start).within("key")?,
+                VALUE => {
+                    let inner = at.message().within("value")?;
+                    let depth = deeper(depth, start)?;
+                    self.any_value(inner, depth, &mut value).within("value")?;
+                }
+                other => at.skip(other, depth)?,
+            }
+        }
+        Ok((key, value))
+    }
+
+    #[inline]
+    fn any_value(&mut self, mut at: Reader, depth: u32, value: &mut Value) -> Read<()> {
+        const STRING: u32 = tag(1, SIZED);
+        const BOOL: u32 = tag(2, VARINT);
+        const INT: u32 = tag(3, VARINT);
+        const DOUBLE: u32 = tag(4, FIXED64);
+        const ARRAY: u32 = tag(5, SIZED);
+        const KVLIST: u32 = tag(6, SIZED);
+        const BYTES: u32 = tag(7, SIZED);
+        while !at.done() {
+            let start = at.pos;
+            let tag = at.tag()?;
+            *value = match tag {
+                STRING => {
+                    let content = self.text(&mut at, start).within("string_value")?;
+                    Value {
+                        value_type: value_type::STRING,
+                        value: 0,
+                        content,
+                    }
+                }
+                BOOL => number(
+                    value_type::BOOL,
+                    i64::from(at.varint().within("bool_value")? != 0),
+                ),
+                INT => number(value_type::INT, at.varint().within("int_value")? as i64),
+                DOUBLE => number(
+                    value_type::DOUBLE,
+                    at.fixed64().within("double_value")? as i64,
+                ),
+                ARRAY | KVLIST => {
+                    let inner = at.message()?;
+                    let depth = deeper(depth, start)?;
+                    self.values(inner, depth, tag == KVLIST)?;
+                    Value {
+                        value_type: if tag == KVLIST {
+                            value_type::KVLIST
+                        } else {
+                            value_type::ARRAY
+                        },
+                        value: 0,
+                        content: Slice::new(inner.pos, inner.end()),
+                    }
+                }
+                BYTES => {
+                    let (start, end) = at.sized().within("bytes_value")?;
+                    Value {
+                        value_type: value_type::BYTES,
+                        value: 0,
+                        content: Slice::new(start, end),
+                    }
+                }
+                other => {
+                    at.skip(other, depth)?;
+                    continue;
+                }
+            };
+        }
+        Ok(())
+    }
+
+    /// An ArrayValue or a KeyValueList: both hold messages in field 1.
+    fn values(&mut self, mut at: Reader, depth: u32, keyed: bool) -> Read<()> {
+        const VALUES: u32 = tag(1, SIZED);
+        let name = if keyed {
+            "kvlist_value.values"
+        } else {
+            "array_value.values"
+        };
+        while !at.done() {
+            let start = at.pos;
+            match at.tag()? {
+                VALUES => {
+                    let inner = at.message().within(name)?;
+                    let depth = deeper(depth, start)?;
+                    if keyed {
+                        self.key_value(inner, depth).within(name)?;
+                    } else {
+                        self.any_value(inner, depth, &mut Value::default())
+                            .within(name)?;
+                    }
+                }
+                other => at.skip(other, depth)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// A string field whose tag was just read at `start`; noted when it is not UTF-8.
+    #[inline]
+    fn text(&mut self, at: &mut Reader, start: usize) -> Read<Slice> {
+        let (from, to) = at.sized()?;
+        let content = Slice::new(from, to);
+        if !is_utf8(at.bytes(from, to)) {
+            self.out.broken.push(Text {
+                field: Slice::new(start, to),
+                content,
+            });
+        }
+        Ok(content)
+    }
+
+    #[inline]
+    fn resource_number(&mut self, resource: &mut Lazy) -> u32 {
+        *resource.0.get_or_insert_with(|| {
+            self.out.resources += 1;
+            self.out.resources - 1
+        })
+    }
+
+    #[inline]
+    fn scope_number(&mut self, scope: &mut Lazy, resource: &mut Lazy) -> u32 {
+        if let Lazy(Some(number)) = *scope {
+            return number;
+        }
+        let number = self.out.scopes.len() as u32;
+        let resource = self.resource_number(resource);
+        self.out.scopes.push(Scope {
+            name: Slice::default(),
+            resource,
+        });
+        scope.0 = Some(number);
+        number
+    }
+}
+
+const SPAN_KINDS: u64 = 6;
+const STATUS_CODES: u64 = 3;
+
+/// An enum's number, or 0 for one that OTLP does not define; protobuf keeps an enum's low 32 bits.
+#[inline]
+fn known(value: u64, count: u64) -> u8 {
+    let value = value & u64::from(u32::MAX);
+    if value < count {
+        value as u8
+    } else {
+        0
+    }
+}
+
+#[inline]
+fn bytes<'a>(at: &mut Reader<'a>) -> Read<&'a [u8]> {
+    let (start, end) = at.sized()?;
+    Ok(at.bytes(start, end))
+}
+
+#[inline]
+fn number(value_type: u8, value: i64) -> Value {
+    Value {
+        value_type,
+        value,
+        content: Slice::default(),
+    }
+}
+
+/// Most strings are short ASCII, for which a plain loop beats the vectorised validator's set-up.
+#[inline]
+fn is_utf8(text: &[u8]) -> bool {
+    (text.len() <= 64 && text.is_ascii()) || simdutf8::basic::from_utf8(text).is_ok()
+}
