@@ -247,8 +247,7 @@ class Destination:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for item in self._queue.take_all():
-            self._give_back(item)
+        self._give_back(self._queue.take_all())
         if self._disk is not None:
             await self._disk.close()
         await self._sender.close()
@@ -361,7 +360,7 @@ class Destination:
                     self._taking = True
                     self._run(self._work_from_disk())
                 return
-            batch = self._queue.take(min(self._queue_config.batch_size, self._limit.bytes))
+            batch = self._queue.take(self._batch_size)
             if not batch:
                 break
             self._run(self._work(batch))
@@ -369,6 +368,11 @@ class Destination:
             self._gate_alarm.set(self._health.open_at)
         elif now < self._take_at:
             self._gate_alarm.set(self._take_at)
+
+    @property
+    def _batch_size(self) -> int:
+        """Up to which size requests are joined; a probe is a single one."""
+        return 0 if self._health.down else min(self._queue_config.batch_size, self._limit.bytes)
 
     def _run(self, work: Coroutine[None, None, None]) -> None:
         self._running += 1
@@ -384,7 +388,7 @@ class Destination:
     async def _work_from_disk(self) -> None:
         assert self._disk is not None
         try:
-            records = await self._disk.take(min(self._queue_config.batch_size, self._limit.bytes))
+            records = await self._disk.take(self._batch_size)
         except BridgeError as error:
             records = []
             self._disk_failed(error)
@@ -418,9 +422,7 @@ class Destination:
             self._health.failed(self._health.era, self._clock.monotonic(), None)
             self._log.exception("a consumer failed; its requests will be tried again")
         finally:
-            for item in batch:
-                if not item.done:
-                    self._give_back(item)
+            self._give_back([item for item in batch if not item.done])
             on_disk = [item.record for item in batch if item.done and item.record is not None]
             noted = self._disk.done(on_disk) if on_disk and self._disk is not None else None
         if noted is not None:
@@ -548,23 +550,26 @@ class Destination:
         self._uncount(item)
         item.settle()
 
-    def _give_back(self, item: Item) -> None:
-        """A request that was not delivered: to the disk, to the front of the queue, or to its sender."""
-        item.held = False
-        if item.record is not None:
-            self._uncount(item)
-            if item.parts is not None:
-                self._remaining[item.record] = item.parts
-            if self._disk is not None:
-                self._disk.untake([item.record])
-        elif item.spilling:
-            return
-        elif self._disk_usable:
-            self._spill(item)
-        elif self._closing or item.deadline <= self._clock.monotonic():
-            self._let_go(item)
-        else:
-            self._queue.push_back(item)
+    def _give_back(self, items: list[Item]) -> None:
+        """Requests that were not delivered: to the disk, to the front of the queue, or to their senders."""
+        on_disk = []
+        for item in items:
+            item.held = False
+            if item.record is not None:
+                self._uncount(item)
+                if item.parts is not None:
+                    self._remaining[item.record] = item.parts
+                on_disk.append(item.record)
+            elif item.spilling:
+                continue
+            elif self._disk_usable:
+                self._spill(item)
+            elif self._closing or item.deadline <= self._clock.monotonic():
+                self._let_go(item)
+            else:
+                self._queue.push_back(item)
+        if on_disk and self._disk is not None:
+            self._disk.untake(on_disk)
 
     def _let_go(self, item: Item) -> None:
         item.done = True

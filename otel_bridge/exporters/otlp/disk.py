@@ -140,7 +140,10 @@ class DiskQueue:
             closing = any(job.kind == "close" for job in jobs)
             losses, self._store.losses = self._store.losses, []
             figures = (self._store.bytes, self._store.requests, self._store.waiting)
-            self._loop.call_soon_threadsafe(self._answer, jobs, results, losses, figures)
+            try:
+                self._loop.call_soon_threadsafe(self._answer, jobs, results, losses, figures)
+            except RuntimeError:
+                return  # the event loop was closed without us: nobody is left to tell
 
     def _work(self, jobs: list[_Job]) -> list[Any]:
         """Do all jobs: appends first and together, then the rest in order; an exception is a result."""

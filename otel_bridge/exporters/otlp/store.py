@@ -20,6 +20,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 import fcntl
+import itertools
 import os
 import re
 import sqlite3
@@ -51,7 +52,7 @@ _SEGMENT_NAME = re.compile(r"(\d{20})\.sqlite")
 _OPEN_SEGMENTS = 4
 _CORRUPT, _NOT_A_DATABASE, _GENERIC = 11, 26, 1
 _SEGMENT_SCHEMA = (
-    "CREATE TABLE record (number INTEGER PRIMARY KEY, signal INTEGER NOT NULL, items INTEGER NOT NULL, "
+    "CREATE TABLE IF NOT EXISTS record (number INTEGER PRIMARY KEY, signal INTEGER NOT NULL, items INTEGER NOT NULL, "
     "received_ns INTEGER NOT NULL, checksum INTEGER NOT NULL, payload BLOB NOT NULL)"
 )
 _INDEX_SCHEMA = (
@@ -408,8 +409,12 @@ class Store:
     def _reconcile(self) -> None:
         """Agree with the segments: rows that the index does not know, rows without a file, empty files."""
         assert self._index is not None
+        for first in self._firsts[::-1]:
+            # A kill between making a file and its first commit leaves it empty.
+            if not self._sizes[first] and not self._pending_in(first):
+                self._delete_segment(first)
         (last,) = self._index.execute("SELECT last FROM known WHERE one = 0").fetchone()
-        for first in reversed(self._firsts):
+        for first in self._firsts[::-1]:
             if self._last_in(first) <= last:
                 break
             self._index_segment(first, after=last)
@@ -417,13 +422,16 @@ class Store:
         self._next = max([last, *(self._last_in(first) for first in self._firsts[-1:])]) + 1
         self._lose_orphans()
         for first in list(self._firsts):
-            low, high = self._range(first)
-            (count,) = self._index.execute(
-                "SELECT count(*) FROM pending WHERE number >= ? AND number < ?", (low, high)
-            ).fetchone()
-            self._counts[first] = count
-            if not count:
+            self._counts[first] = self._pending_in(first)
+            if not self._counts[first]:
                 self._delete_segment(first)
+
+    def _pending_in(self, first: int) -> int:
+        assert self._index is not None
+        (count,) = self._index.execute(
+            "SELECT count(*) FROM pending WHERE number >= ? AND number < ?", self._range(first)
+        ).fetchone()
+        return int(count)
 
     def _last_in(self, first: int) -> int:
         for _ in range(2):
@@ -433,6 +441,8 @@ class Store:
                 if not _damaged(error) or first in self._repaired:
                     raise
                 self._repair(first, known=True)
+                if first not in self._sizes:
+                    return 0
             else:
                 return int(last or 0)
         return 0
@@ -495,7 +505,10 @@ class Store:
                 break
             if other != self._active:
                 self._connections.pop(other).close()
-        connection = _connect_segment(self._path(first), fsync=self._config.fsync)
+        path = self._path(first)
+        if not path.exists():
+            raise sqlite3.DatabaseError(f"{path} is gone")
+        connection = _connect_segment(path, fsync=self._config.fsync)
         self._connections[first] = connection
         return connection
 
@@ -659,7 +672,7 @@ class Store:
                 if owner in self._repaired:
                     break
                 self._repair(owner, known=True)
-                if owner not in self._counts:
+                if owner not in self._sizes:
                     return None
         self._lose(number)
         return None
@@ -739,12 +752,18 @@ class Store:
             return None
         folder = self._directory / "damaged"
         folder.mkdir(exist_ok=True, mode=0o700)
-        aside = folder / f"{path.stem}-{self._clock.time_ns()}.sqlite"
+        stem = f"{path.stem}-{self._clock.time_ns()}"
+        aside = next(
+            candidate
+            for number in itertools.count()
+            if not (candidate := folder / f"{stem}-{number}.sqlite").exists()
+        )
         if keep:
-            os.link(path, aside)
-        else:
-            path.replace(aside)
-            path.with_name(path.name + "-journal").unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # a file system without hard links
+                os.link(path, aside)
+                return aside
+        path.replace(aside)
+        path.with_name(path.name + "-journal").unlink(missing_ok=True)
         return aside
 
 
@@ -768,8 +787,6 @@ def _make_private(path: Path) -> None:
 
 
 def _connect_segment(path: Path, *, fsync: bool) -> sqlite3.Connection:
-    if not path.exists():
-        _make_private(path)
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     try:
         connection.execute(f"PRAGMA page_size = {salvage.PAGE_SIZE}")

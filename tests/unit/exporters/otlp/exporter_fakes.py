@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -20,12 +19,13 @@ from otel_bridge.exporters.otlp.disk import DiskQueue
 from otel_bridge.exporters.otlp.exporter import OtlpExporter
 from otel_bridge.model import Signal
 from otel_bridge.telemetry import Telemetry
-from otel_bridge.testing import FakeClock
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from otel_bridge.exporters.otlp.config import StorageConfig
+    from otel_bridge.testing import FakeClock
 
 UNAVAILABLE = Failed("UNAVAILABLE", "connection refused", retryable=True)
 INVALID = Failed("INVALID_ARGUMENT", "bad data", retryable=False)
@@ -36,7 +36,7 @@ TOO_LARGE = Failed("RESOURCE_EXHAUSTED", "too large", retryable=False, oversize=
 class FakeSender:
     """Answers with `answer`: one for all, or a function of signal and payload; waits for `gate` if set."""
 
-    answer: Answer | Callable[[Signal, bytes], Answer] = Delivered()
+    answer: Answer | Callable[[Signal, bytes], Answer] = field(default_factory=Delivered)
     tried: list[tuple[Signal, bytes]] = field(default_factory=list)
     delivered: list[bytes] = field(default_factory=list)
     gate: asyncio.Event | None = None
@@ -70,7 +70,7 @@ class FakeCodec:
         except DecodeError as error:
             raise MalformedRequestError(str(error)) from error
         sizes = [
-            len(ExportTraceServiceRequest.FromString(b"").SerializeToString()) + _field_size(span.ByteSize())
+            _field_size(span.ByteSize())
             for rs in request.resource_spans
             for ss in rs.scope_spans
             for span in ss.spans
@@ -110,7 +110,7 @@ def make_exporter(
     storage: StorageConfig | None = None,
     **config: Any,
 ) -> OtlpExporter:
-    """An exporter over fake transports, named "otlp", "otlp/1", …; with a disk queue if a directory is given."""
+    """An exporter over fake transports, named "otlp", "otlp/1", …; with a directory, queues on disk too."""
     telemetry = telemetry or Telemetry()
     destinations = []
     for number, sender in enumerate(senders):
@@ -148,5 +148,5 @@ async def turns(count: int = 20) -> None:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Wait for something that a disk queue's thread brings about; the test's own timeout ends it."""
-    while not condition():
+    while not condition():  # noqa: ASYNC110 (a thread has no event to wait for)
         await asyncio.sleep(0.001)
