@@ -196,7 +196,8 @@ def _varint(message: bytes, at: int) -> tuple[int | None, int]:
 # JSON
 
 _BLANKS = re.compile(rb"[ \t\n\r]*")
-_JSON_STRING = re.compile(rb'"((?:[^"\\]+|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*)"')
+# Possessive, so that a string without an end is refused in linear time.
+_JSON_STRING = re.compile(rb'"((?:[^"\\]++|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*+)"')
 _JSON_NUMBER = re.compile(rb"-?(?:0|[0-9]+)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _ESCAPE = re.compile(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\(?:.)", re.DOTALL
