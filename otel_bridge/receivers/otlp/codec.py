@@ -8,6 +8,7 @@ import numpy as np
 
 from otel_bridge.batch import ATTRIBUTE, SCOPE, SPAN, Batch
 from otel_bridge.errors import StartError
+from otel_bridge.receivers.otlp.reference import ReferenceCodec
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -84,8 +85,6 @@ def choose_codec(prefer: Literal["auto", "native", "reference"]) -> tuple[Codec,
     Raises:
         StartError: the native codec is asked for by name and is not there.
     """
-    from otel_bridge.receivers.otlp.reference import ReferenceCodec
-
     if prefer == "reference":
         return ReferenceCodec(), "asked for by service.codec"
     try:
@@ -99,7 +98,7 @@ def choose_codec(prefer: Literal["auto", "native", "reference"]) -> tuple[Codec,
             ) from error
         return (
             ReferenceCodec(),
-            f"the native codec cannot be loaded ({error}); spans cost about 20 times more",
+            f"the native codec cannot be loaded ({error}); spans cost far more CPU",
         )
     return native_codec, "asked for by service.codec" if prefer == "native" else "installed"
 
