@@ -423,5 +423,5 @@ assert not store.losses
 
 def test_a_directory_that_cannot_be_made_says_how_to_mend_it(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(DiskError, match="cannot be used: .*; look at it: ls -la"):
+    with pytest.raises(DiskError, match=r"cannot be used: .*; look at it: ls -la"):
         make_store(tmp_path / "file").open()
