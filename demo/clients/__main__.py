@@ -22,8 +22,6 @@ from demo.clients.instrumentations import INSTRUMENTATIONS, traceparent_hooks
 from demo.clients.traffic import EXCHANGES, MODEL, Exchange
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from opentelemetry.context import Context
     from opentelemetry.sdk.trace import ReadableSpan, Span
 
@@ -56,11 +54,11 @@ class MarkAndCount(SpanProcessor):
     def __init__(self) -> None:
         self.ended = 0
 
-    def on_start(self, span: Span, parent_context: Context | None = None) -> None:
+    def on_start(self, span: Span, parent_context: Context | None = None) -> None:  # noqa: ARG002
         """Mark."""
         span.set_attribute(*SYNTHETIC)
 
-    def on_end(self, span: ReadableSpan) -> None:
+    def on_end(self, span: ReadableSpan) -> None:  # noqa: ARG002
         """Count."""
         self.ended += 1
 

@@ -1,4 +1,7 @@
-"""Each public instrumentation of the `openai` client, switched on as its own documentation says."""
+"""Each public instrumentation of the `openai` client, switched on as its own documentation says.
+
+They are imported where they are used: each environment has one of them only.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,8 @@ if TYPE_CHECKING:
 
 def openai_v2(provider: TracerProvider) -> None:
     """OpenTelemetry's own, with the names it writes unless told otherwise (conventions up to 1.36)."""
-    # Imported here, as in the other functions: each environment has one instrumentation only.
-    from opentelemetry.instrumentation.httpx import HTTPXClientInstrumentor
-    from opentelemetry.instrumentation.openai_v2 import OpenAIInstrumentor
+    from opentelemetry.instrumentation.httpx import HTTPXClientInstrumentor  # noqa: PLC0415
+    from opentelemetry.instrumentation.openai_v2 import OpenAIInstrumentor  # noqa: PLC0415
 
     HTTPXClientInstrumentor().instrument(tracer_provider=provider)
     OpenAIInstrumentor().instrument(tracer_provider=provider)
@@ -32,14 +34,14 @@ def openai_v2_latest(provider: TracerProvider) -> None:
 
 def openinference(provider: TracerProvider) -> None:
     """OpenInference's, by Arize."""
-    from openinference.instrumentation.openai import OpenAIInstrumentor
+    from openinference.instrumentation.openai import OpenAIInstrumentor  # noqa: PLC0415
 
     OpenAIInstrumentor().instrument(tracer_provider=provider)
 
 
 def openllmetry(provider: TracerProvider) -> None:
     """OpenLLMetry's, by Traceloop."""
-    from opentelemetry.instrumentation.openai import OpenAIInstrumentor
+    from opentelemetry.instrumentation.openai import OpenAIInstrumentor  # noqa: PLC0415
 
     OpenAIInstrumentor().instrument(tracer_provider=provider)
 

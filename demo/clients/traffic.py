@@ -1,9 +1,8 @@
-"""What the clients ask: the kinds of request that real applications make, in prompts of many scripts and lengths."""
+"""What the clients ask: what real applications do, in prompts of many scripts and lengths."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
@@ -12,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 import openai
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from openai import OpenAI
 
 MODEL = "tiny"
 SHORT, MEDIUM, LONG = (8, 40), (60, 120), (200, 300)
 """Prompt lengths in characters, from and to; the longest still fit a slot's context at three bytes each."""
-LENGTH_MIX = ((SHORT, 0.5), (MEDIUM, 0.35), (LONG, 0.15))
+LENGTH_MIX: tuple[tuple[tuple[int, int], float], ...] = ((SHORT, 0.5), (MEDIUM, 0.35), (LONG, 0.15))
 AT_ONCE = 6
 """More than the engine has slots, so that some wait."""
 PHRASES = (
@@ -50,8 +51,9 @@ class Exchange:
 def prompts(count: int, seed: int) -> Iterator[str]:
     """Prompts whose lengths follow LENGTH_MIX and whose scripts are mixed; the same for the same seed."""
     draw = random.Random(seed)  # noqa: S311 - test traffic, not a secret
-    ranges, shares = zip(*LENGTH_MIX, strict=True)
-    for (least, most) in draw.choices(ranges, shares, k=count):
+    ranges = [lengths for lengths, _ in LENGTH_MIX]
+    shares = [share for _, share in LENGTH_MIX]
+    for least, most in draw.choices(ranges, shares, k=count):
         wanted = draw.randint(least, most)
         text = ""
         while len(text) < wanted:
@@ -152,7 +154,7 @@ def size(*texts: str) -> int:
 EXCHANGES = (
     Exchange("chat, several scripts", chat),
     Exchange("streamed chat, two-part question", streamed_chat),
-    Exchange("completion, two prompts × two choices", completion),
+    Exchange("completion, two prompts, two choices each", completion),
     Exchange("conversation of three turns", conversation),
     Exchange(f"{AT_ONCE} chats at once, short to long", burst),
     Exchange("embeddings", embeddings),

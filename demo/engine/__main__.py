@@ -23,7 +23,9 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m demo.engine", description=__doc__)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0, help="0: any free one; the log says which")
-    parser.add_argument("--models", type=Path, default=Path(".demo"), help="where the model file is, or is written")
+    parser.add_argument(
+        "--models", type=Path, default=Path(".demo"), help="where the model file is, or is written"
+    )
     parser.add_argument("--otlp", required=True, help="OTLP/gRPC URL that spans are sent to")
     parser.add_argument(
         "--spans", type=Shape, default=Shape.BOTH, help="vllm: llm_request; http: the HTTP server's; both"

@@ -121,5 +121,7 @@ def checked(answer: Body) -> Body:
     """The answer, unless it is an error."""
     error = answer.get("error")
     if error is not None:
-        raise EngineError(int(error.get("code", 500)), str(error.get("type", "server_error")), error["message"])
+        raise EngineError(
+            int(error.get("code", 500)), str(error.get("type", "server_error")), error["message"]
+        )
     return answer

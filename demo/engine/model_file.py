@@ -6,10 +6,13 @@ What it says means nothing. What the engine does with it (tokens, batches, KV ca
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import gguf
 import numpy as np
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 NAME = "tiny"
 CONTEXT_LENGTH = 4096
@@ -22,10 +25,28 @@ WORD_SCALE = 8
 """How much louder words speak than bytes, so that answers are words and not mojibake."""
 
 WORDS = (
-    "a and are as at be by can each early for from green has he her his in is it its late light many more most "
-    "new no not of on one or other out over quiet rain river she slow so some stone that the their then there "
-    "they this to two under was water were what when which who will wind with word you"
-).split()
+    *("a", "and", "are", "as", "at", "be", "by", "can", "each", "early", "for", "from", "green", "has", "he"),
+    *(
+        "her",
+        "him",
+        "his",
+        "in",
+        "is",
+        "it",
+        "its",
+        "late",
+        "light",
+        "many",
+        "more",
+        "most",
+        "new",
+        "no",
+        "not",
+    ),
+    *("of", "on", "one", "or", "other", "out", "over", "quiet", "rain", "river", "she", "slow", "so", "some"),
+    *("stone", "that", "the", "their", "then", "there", "they", "this", "to", "two", "under", "was", "water"),
+    *("were", "what", "when", "which", "who", "will", "wind", "with", "word", "you"),
+)
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message.role }}|>"
     "{% if message.content is string %}{{ message.content }}"

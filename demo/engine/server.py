@@ -18,6 +18,7 @@ from demo.engine.tracing import Timings
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 
+    from aiohttp.typedefs import Handler
     from opentelemetry.context import Context
 
     from demo.engine.engine import Body, Engine
@@ -209,8 +210,7 @@ class OpenAIServer:
                     generation.answer = chunk
                     if not wants_usage:
                         continue
-                    chunk = {key: value for key, value in chunk.items() if key != "timings"}
-                await response.write(f"data: {json.dumps(chunk, ensure_ascii=False)}\n\n".encode())
+                await response.write(event(chunk))
             await response.write(b"data: [DONE]\n\n")
             await response.write_eof()
         finally:
@@ -221,20 +221,21 @@ class OpenAIServer:
     def _record(self, context: Context, request_id: str, body: Body, choices: Sequence[Generation]) -> None:
         longest = max((choice.timings() for choice in choices), key=lambda timings: timings.e2e)
         started_ns = min(choice.started_ns for choice in choices)
-        self._tracing.llm_request(context, request_id, body, started_ns, longest, usage([choices]))
+        self._tracing.llm_request(
+            context, request_id, body, start_ns=started_ns, timings=longest, usage=usage([choices])
+        )
 
 
 @web.middleware
-async def answer_errors(http: web.Request, handler: Any) -> web.StreamResponse:
+async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Refusals in OpenAI's form."""
     try:
-        response: web.StreamResponse = await handler(http)
+        return await handler(request)
     except ApiError as refusal:
         return web.json_response({"error": refusal.error}, status=refusal.status)
     except EngineError as refusal:
         error = ApiError(refusal.status, refusal.kind, str(refusal)).error
         return web.json_response({"error": error}, status=refusal.status)
-    return response
 
 
 def merged(request_id: str, by_prompt: Sequence[Sequence[Generation]]) -> Body:
@@ -247,11 +248,11 @@ def merged(request_id: str, by_prompt: Sequence[Sequence[Generation]]) -> Body:
 
 def usage(by_prompt: Sequence[Sequence[Generation]]) -> dict[str, int]:
     """Tokens as OpenAI counts them: a prompt once, however many choices; empty if a stream ended early."""
-    used = [[choice.answer.get("usage") for choice in choices] for choices in by_prompt]
-    if not all(entry for choices in used for entry in choices):
+    answers = [[choice.answer for choice in choices] for choices in by_prompt]
+    if not all("usage" in answer for choices in answers for answer in choices):
         return {}
-    prompt = sum(choices[0]["prompt_tokens"] for choices in used)
-    completion = sum(entry["completion_tokens"] for choices in used for entry in choices)
+    prompt = sum(choices[0]["usage"]["prompt_tokens"] for choices in answers)
+    completion = sum(answer["usage"]["completion_tokens"] for choices in answers for answer in choices)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
@@ -259,10 +260,17 @@ def usage(by_prompt: Sequence[Sequence[Generation]]) -> dict[str, int]:
     }
 
 
+def event(chunk: Body) -> bytes:
+    """A chunk as a server-sent event, without what only llama.cpp says."""
+    told = {key: value for key, value in chunk.items() if key != "timings"}
+    return f"data: {json.dumps(told, ensure_ascii=False)}\n\n".encode()
+
+
 def has_text(chunk: Body) -> bool:
     """Whether a chunk carries generated text, not only a role or an end."""
     return any(
-        choice.get("text") or (choice.get("delta") or {}).get("content") for choice in chunk.get("choices", [])
+        choice.get("text") or (choice.get("delta") or {}).get("content")
+        for choice in chunk.get("choices", [])
     )
 
 

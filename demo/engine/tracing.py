@@ -110,6 +110,7 @@ class Tracing:
         context: Context,
         request_id: str,
         body: Mapping[str, Any],
+        *,
         start_ns: int,
         timings: Timings,
         usage: Mapping[str, int],
