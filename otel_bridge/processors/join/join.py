@@ -1,0 +1,231 @@
+"""Joins kernel events with the very spans that they hit: by trace id and span id, within the span's time."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import TYPE_CHECKING
+
+import numpy as np
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from otel_bridge import catalog
+from otel_bridge.batch import numbers
+from otel_bridge.model import Match, Scope, SpanKind
+from otel_bridge.processors.join.account import SUMMARIES, Account
+from otel_bridge.processors.join.logs import read_events, write_events
+from otel_bridge.processors.join.store import Waiting, ids
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from otel_bridge.batch import Batch, PlanBuilder
+    from otel_bridge.contracts import Clock
+    from otel_bridge.events import KernelEvents
+    from otel_bridge.processors.join.config import JoinConfig
+    from otel_bridge.processors.join.store import Chunk, Place
+    from otel_bridge.telemetry import Telemetry
+
+_EVENTS_TAG = bytes((Span.EVENTS_FIELD_NUMBER << 3 | 2,))
+_ENTRY_KINDS = (SpanKind.SERVER, SpanKind.CONSUMER)
+
+
+class Join:
+    """A TraceProcessor that takes kernel events from the reader's thread and spans from the pipeline.
+
+    While no event waits, a batch costs one look at an empty queue.
+    """
+
+    def __init__(self, config: JoinConfig, columns: PlanBuilder, telemetry: Telemetry, clock: Clock) -> None:
+        self._config = config
+        self._clock = clock
+        self._slack = round(config.slack * 1e9)
+        self._waiting = Waiting(config.max_bytes, config.max_age)
+        self._arrived: deque[KernelEvents] = deque()
+        self._arrived_lock = threading.Lock()
+        self._arrived_bytes = 0
+        self._overrun: dict[str, int] = {}
+        self._live = False
+        self._existing = {attribute.key: columns.want(attribute.key) for attribute in SUMMARIES}
+        self._pid = columns.want("process.pid", scope=Scope.RESOURCE)
+        self._outcomes = telemetry.counter(catalog.JOIN_EVENTS)
+        spans = telemetry.counter(catalog.JOIN_SPANS)
+        self._hits, self._misses = spans.labels("joined"), spans.labels("without")
+        self._cost = telemetry.gauge(catalog.JOIN_WAITING_BYTES)
+        self._count = telemetry.gauge(catalog.JOIN_WAITING_EVENTS)
+
+    def take(self, events: KernelEvents) -> None:
+        """Take events from the reader's thread (events.KernelEventSink)."""
+        if not len(events):
+            return
+        with self._arrived_lock:
+            self._live = True
+            if self._arrived_bytes + events.records.nbytes > self._config.max_bytes:
+                self._overrun[events.probe] = self._overrun.get(events.probe, 0) + len(events)
+                return
+            self._arrived_bytes += events.records.nbytes
+            self._arrived.append(events)
+
+    def take_logs(self, data: bytes) -> None:
+        """Take the kernel events of an ExportLogsServiceRequest that another bridge could not join."""
+        for events in read_events(data):
+            self.take(events)
+
+    def delay(self, batch: Batch) -> float:
+        """Seconds until the kernel's sums of the batch's youngest span have been read; 0 without events."""
+        if not self._live or not len(batch):
+            return 0.0
+        age = (self._clock.time_ns() - int(batch.spans["end"].max())) / 1e9
+        return min(max(0.0, self._config.wait - age), self._config.wait)
+
+    def process(self, batch: Batch) -> None:
+        """Note on each span what the kernel saw of it."""
+        self._absorb()
+        waiting = self._waiting
+        if not waiting.count or not len(batch):
+            return
+        accounts: dict[int, Account] = {}
+        for row, place, match in self._candidates(batch):
+            self._settle(batch, accounts, row, place, match)
+        self._hits.inc(len(accounts))
+        self._misses.inc(len(batch) - len(accounts))
+        if accounts:
+            self._write(batch, accounts)
+
+    def sweep(self) -> bytes | None:
+        """Let go of what waited too long; the rest of the world gets it as an ExportLogsServiceRequest."""
+        self._absorb()
+        leaving: list[tuple[Chunk, NDArray[np.void]]] = []
+        for chunk, reason in self._waiting.overdue(self._clock.monotonic()):
+            alone = chunk.records[~chunk.joined]
+            if len(alone):
+                self._outcomes.labels(chunk.probe, reason).inc(len(alone))
+                leaving.append((chunk, alone))
+        self._cost.set(self._waiting.cost)
+        self._count.set(self._waiting.count)
+        if not leaving or not self._config.unmatched:
+            return None
+        return write_events((chunk.probe, records) for chunk, records in leaving)
+
+    def _absorb(self) -> None:
+        if not self._arrived and not self._overrun:
+            return
+        with self._arrived_lock:
+            arrived, self._arrived, self._arrived_bytes = self._arrived, deque(), 0
+            overrun, self._overrun = self._overrun, {}
+        now = self._clock.monotonic()
+        for events in arrived:
+            self._waiting.add(events, now)
+        for probe, count in overrun.items():
+            self._outcomes.labels(probe, "evicted").inc(count)
+
+    def _candidates(self, batch: Batch) -> Iterator[tuple[int, Place, Match | None]]:
+        """Span rows with the events that may be theirs; the match is None where the event says it itself."""
+        waiting, spans = self._waiting, batch.spans
+        if waiting.by_span:
+            for row, key in enumerate(ids(spans, "trace_id")):
+                for place in waiting.by_span.get(key, ()):
+                    yield row, place, None
+        if waiting.by_parent:
+            yield from self._by_parent(batch)
+        if waiting.by_process and batch.has(self._pid):
+            yield from self._by_process(batch)
+
+    def _by_parent(self, batch: Batch) -> Iterator[tuple[int, Place, Match | None]]:
+        entries = np.flatnonzero(np.isin(batch.spans["kind"], _ENTRY_KINDS))
+        spans = batch.spans[entries]
+        for row, trace, parent in zip(
+            entries.tolist(), spans["trace_id"].tolist(), spans["parent_id"].tolist(), strict=True
+        ):
+            for place in self._waiting.by_parent.get(trace + parent, ()):
+                yield row, place, None
+
+    def _by_process(self, batch: Batch) -> Iterator[tuple[int, Place, Match | None]]:
+        """By process only if that span was the process's one entry span open at that time."""
+        index = batch.by_span(self._pid)
+        pids = np.full(len(batch), -1, np.int64)
+        known = index >= 0
+        values = numbers(batch.column(self._pid))
+        pids[known] = np.nan_to_num(values[index[known]], nan=-1).astype(np.int64)
+        entry = np.isin(batch.spans["kind"], _ENTRY_KINDS)
+        start, end = batch.spans["start"], batch.spans["end"]
+        for pid in np.unique(pids[entry & (pids > 0)]).tolist():
+            rows = np.flatnonzero(entry & (pids == pid))
+            for place in self._waiting.by_process.get(pid, ()):
+                moment = place.record["time"]
+                open_rows = rows[(start[rows] <= moment) & (moment <= end[rows])]
+                if len(open_rows) == 1:
+                    yield int(open_rows[0]), place, Match.PROCESS
+
+    def _settle(
+        self, batch: Batch, accounts: dict[int, Account], row: int, place: Place, match: Match | None
+    ) -> None:
+        record = place.record
+        first_time = not place.chunk.joined[place.row]
+        if not self._within(batch.spans[row], record):
+            if first_time:
+                self._outcomes.labels(place.chunk.probe, "stale").inc()
+            return
+        match = Match(int(record["match"])) if match is None else match
+        if first_time:
+            place.chunk.joined[place.row] = True
+            self._outcomes.labels(place.chunk.probe, match.name.lower()).inc()
+        account = accounts.get(row)
+        if account is None:
+            account = accounts[row] = Account(self._config.max_events)
+        account.add(record, match)
+
+    def _within(self, span: np.void, record: np.void) -> bool:
+        """Whether an event touched the span's time, the clocks' error allowed for."""
+        names = record.dtype.names or ()
+        ended = int(record["time"])
+        began = int(record["first"]) if "first" in names else ended - int(record["duration"])
+        return began <= int(span["end"]) + self._slack and ended >= int(span["start"]) - self._slack
+
+    def _write(self, batch: Batch, accounts: dict[int, Account]) -> None:
+        columns: dict[str, tuple[list[int], list[int]]] = {}
+        matches: dict[Match, list[int]] = {}
+        event_rows: list[int] = []
+        events: list[bytes] = []
+        for row, account in accounts.items():
+            for key, value in self._with_existing(batch, row, account):
+                rows, values = columns.setdefault(key, ([], []))
+                rows.append(row)
+                values.append(value)
+            matches.setdefault(account.match, []).append(row)
+            for event in account.events:
+                event_rows.append(row)
+                events.append(_field(event))
+        for key, (rows, values) in columns.items():
+            batch.set_ints(key, _u4(rows), np.array(values, np.int64))
+        for match, rows in matches.items():
+            batch.set_text(catalog.KERNEL_MATCH.key, _u4(rows), match.name.lower())
+        batch.append_fields(_u4(event_rows), events)
+
+    def _with_existing(self, batch: Batch, row: int, account: Account) -> Iterator[tuple[str, int]]:
+        """What an earlier bridge noted on the span and what is known here, as one."""
+        for key, value in account.summary().items():
+            slot = self._existing.get(key)
+            if slot is None or not batch.has(slot):
+                yield key, value
+                continue
+            mine = batch.column(slot)
+            mine = mine[mine["row"] == row]
+            batch.cut(mine)
+            yield key, account.fold(key, value, [int(record["value"]) for record in mine])
+
+
+def _field(event: Span.Event) -> bytes:
+    body = event.SerializeToString()
+    size, length = len(body), bytearray()
+    while size >= 0x80:  # noqa: PLR2004 (a varint's continuation bit)
+        length.append(size & 0x7F | 0x80)
+        size >>= 7
+    length.append(size)
+    return _EVENTS_TAG + bytes(length) + body
+
+
+def _u4(rows: list[int]) -> NDArray[np.uint32]:
+    return np.array(rows, "<u4")

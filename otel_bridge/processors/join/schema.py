@@ -1,0 +1,169 @@
+"""What a kernel event is called on a span: event names, attribute keys, and how occurrences add up."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from otel_bridge import catalog
+from otel_bridge.model import KernelEventKind as Kind
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from otel_bridge.catalog import Attribute
+
+Scalar = int | str
+
+
+class Fold(Enum):
+    """How the values of several events become one."""
+
+    COUNT = "count"
+    SUM = "sum"
+    MAX = "max"
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """One attribute of a span.
+
+    Attributes:
+        attribute: its catalog entry.
+        fold: how it adds up.
+        field: of the record; unused for COUNT.
+    """
+
+    attribute: Attribute
+    fold: Fold
+    field: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How one kind of event is shown.
+
+    Attributes:
+        name: of the span event; empty for sums, which have no moment of their own.
+        fields: record field → attribute key of the span event.
+        summaries: what the span itself gets.
+    """
+
+    name: str
+    fields: dict[str, Attribute]
+    summaries: tuple[Summary, ...]
+
+
+_TCP = {
+    "local_address": catalog.NETWORK_LOCAL_ADDRESS,
+    "local_port": catalog.NETWORK_LOCAL_PORT,
+    "remote_address": catalog.NETWORK_PEER_ADDRESS,
+    "remote_port": catalog.NETWORK_PEER_PORT,
+    "state": catalog.KERNEL_TCP_STATE,
+    "bytes": catalog.KERNEL_TCP_BYTES,
+    "smoothed_rtt_us": catalog.KERNEL_TCP_SMOOTHED_RTT,
+}
+_RECLAIM = {"reclaimed_pages": catalog.KERNEL_MEMORY_RECLAIMED_PAGES}
+_COUNT, _SUM, _MAX = Fold.COUNT, Fold.SUM, Fold.MAX
+
+SHAPES: dict[int, Shape] = {
+    Kind.TCP_RETRANSMIT: Shape(
+        "kernel.tcp.retransmit", _TCP, (Summary(catalog.KERNEL_TCP_RETRANSMITS, _COUNT),)
+    ),
+    Kind.TCP_RESET_SENT: Shape("kernel.tcp.reset_sent", _TCP, (Summary(catalog.KERNEL_TCP_RESETS, _COUNT),)),
+    Kind.TCP_RESET_RECEIVED: Shape(
+        "kernel.tcp.reset_received", _TCP, (Summary(catalog.KERNEL_TCP_RESETS, _COUNT),)
+    ),
+    Kind.TCP_CONNECT: Shape(
+        "kernel.tcp.connect", _TCP, (Summary(catalog.KERNEL_TCP_CONNECT_TIME, _SUM, "duration"),)
+    ),
+    Kind.TCP_ZERO_WINDOW: Shape(
+        "kernel.tcp.receive_queue_full", _TCP, (Summary(catalog.KERNEL_TCP_RECEIVE_QUEUE_FULL, _COUNT),)
+    ),
+    Kind.SCHED_WAIT: Shape(
+        "kernel.sched.wait",
+        {
+            "run_queue_ns": catalog.KERNEL_SCHED_RUN_QUEUE_TIME,
+            "off_cpu_ns": catalog.KERNEL_SCHED_OFF_CPU_TIME,
+        },
+        (Summary(catalog.KERNEL_SCHED_LONG_WAITS, _COUNT),),
+    ),
+    Kind.SCHED_SUM: Shape(
+        "",
+        {},
+        (
+            Summary(catalog.KERNEL_SCHED_RUN_QUEUE_TIME, _SUM, "run_queue_ns"),
+            Summary(catalog.KERNEL_SCHED_RUN_QUEUE_MAX, _MAX, "run_queue_max_ns"),
+            Summary(catalog.KERNEL_SCHED_OFF_CPU_TIME, _SUM, "off_cpu_ns"),
+            Summary(catalog.KERNEL_SCHED_OFF_CPU_MAX, _MAX, "off_cpu_max_ns"),
+        ),
+    ),
+    Kind.BLOCK_IO: Shape(
+        "kernel.block.slow_io",
+        {
+            "bytes": catalog.KERNEL_BLOCK_BYTES,
+            "major": catalog.KERNEL_BLOCK_DEVICE_MAJOR,
+            "minor": catalog.KERNEL_BLOCK_DEVICE_MINOR,
+            "queue_depth": catalog.KERNEL_BLOCK_QUEUE_DEPTH_MAX,
+        },
+        (Summary(catalog.KERNEL_BLOCK_SLOW, _COUNT),),
+    ),
+    Kind.BLOCK_SUM: Shape(
+        "",
+        {},
+        (
+            Summary(catalog.KERNEL_BLOCK_COUNT, _SUM, "count"),
+            Summary(catalog.KERNEL_BLOCK_TIME, _SUM, "latency_ns"),
+            Summary(catalog.KERNEL_BLOCK_MAX, _MAX, "latency_max_ns"),
+            Summary(catalog.KERNEL_BLOCK_BYTES, _SUM, "bytes"),
+            Summary(catalog.KERNEL_BLOCK_ERRORS, _SUM, "errors"),
+            Summary(catalog.KERNEL_BLOCK_QUEUE_DEPTH_MAX, _MAX, "queue_depth_max"),
+        ),
+    ),
+    Kind.OOM_KILL: Shape("kernel.memory.oom_kill", {}, (Summary(catalog.KERNEL_MEMORY_OOM_KILLS, _COUNT),)),
+    Kind.RECLAIM: Shape(
+        "kernel.memory.reclaim", _RECLAIM, (Summary(catalog.KERNEL_MEMORY_LONG_RECLAIMS, _COUNT),)
+    ),
+    Kind.MEMORY_SUM: Shape(
+        "",
+        {},
+        (
+            Summary(catalog.KERNEL_MEMORY_RECLAIM_TIME, _SUM, "reclaim_ns"),
+            Summary(catalog.KERNEL_MEMORY_RECLAIM_MAX, _MAX, "reclaim_max_ns"),
+            Summary(catalog.KERNEL_MEMORY_RECLAIMED_PAGES, _SUM, "reclaimed_pages"),
+        ),
+    ),
+    Kind.TLS_HANDSHAKE: Shape(
+        "kernel.tls.handshake",
+        {
+            "version": catalog.KERNEL_TLS_VERSION,
+            "fd": catalog.KERNEL_TLS_FD,
+            "calls": catalog.KERNEL_TLS_CALLS,
+        },
+        (Summary(catalog.KERNEL_TLS_HANDSHAKE_TIME, _SUM, "duration"),),
+    ),
+}
+"""Kinds that are not here (process starts and ends) concern no span."""
+
+_TLS_VERSIONS = {0x0301: "1.0", 0x0302: "1.1", 0x0303: "1.2", 0x0304: "1.3"}
+
+
+def shown(field: str, record: np.void) -> Scalar | None:
+    """A record's field as an attribute value; None when it says nothing."""
+    value = record[field]
+    if field.endswith("address"):
+        return _address(bytes(value))
+    if field == "version":
+        return _TLS_VERSIONS.get(int(value))
+    if field == "fd":
+        return int(value) if value >= 0 else None
+    return int(value)
+
+
+def _address(packed: bytes) -> str | None:
+    if not any(packed):
+        return None
+    address = ipaddress.IPv6Address(packed)
+    return str(address.ipv4_mapped or address)

@@ -1,0 +1,301 @@
+"""Kernel events find the very span that they hit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+
+from otel_bridge import catalog
+from otel_bridge.batch import PlanBuilder
+from otel_bridge.events import COMMON, KernelEvents
+from otel_bridge.model import KernelEventKind as Kind
+from otel_bridge.model import Match
+from otel_bridge.processors.join.config import JoinConfig
+from otel_bridge.processors.join.join import Join
+from otel_bridge.processors.join.logs import read_events, write_events
+from otel_bridge.processors.join.store import INDEX_BYTES
+from otel_bridge.receivers.otlp.codec import NativeCodec
+from otel_bridge.telemetry import Telemetry
+from otel_bridge.testing import FakeClock, attributes_of, spans_of, trace_request
+
+START = 1_700_000_000_000_000_000
+SECOND = 1_000_000_000
+TRACE = (1).to_bytes(16, "big")
+TCP = np.dtype(
+    [
+        *COMMON.descr,
+        ("remote_address", "V16"),
+        ("local_address", "V16"),
+        ("local_port", "<u2"),
+        ("remote_port", "<u2"),
+        ("state", "u1"),
+        ("bytes", "<u4"),
+        ("smoothed_rtt_us", "<u4"),
+    ]
+)
+SUM = np.dtype(
+    [
+        *COMMON.descr,
+        ("first", "<u8"),
+        ("run_queue_ns", "<u8"),
+        ("run_queue_max_ns", "<u8"),
+        ("off_cpu_ns", "<u8"),
+        ("off_cpu_max_ns", "<u8"),
+    ]
+)
+
+
+def span_id(number: int) -> bytes:
+    """A span id as testing.trace_request gives it."""
+    return number.to_bytes(8, "big")
+
+
+def retransmits(
+    *spans: int,
+    at: int = START + SECOND // 2,
+    match: Match = Match.SOCKET,
+    trace: bytes = TRACE,
+    tgid: int = 7,
+):
+    """One retransmit on each of these spans."""
+    records = np.zeros(len(spans), TCP)
+    records["kind"], records["match"], records["time"], records["tgid"] = Kind.TCP_RETRANSMIT, match, at, tgid
+    records["trace_id"] = trace
+    records["remote_address"] = bytes(10) + b"\xff\xff" + bytes((10, 0, 0, 9))
+    records["remote_port"] = 8000
+    for record, span in zip(records, spans, strict=True):
+        record["span_id"] = span_id(span)
+    return KernelEvents("tcp", records)
+
+
+class Bench:
+    """A join with what it needs around it."""
+
+    def __init__(self, **config) -> None:
+        self.telemetry = Telemetry()
+        self.clock = FakeClock(START + 10 * SECOND)
+        columns = PlanBuilder()
+        self.join = Join(JoinConfig(**config), columns, self.telemetry, self.clock)
+        self.plan = columns.build()
+        self.codec = NativeCodec()
+
+    def pass_through(self, *spans: dict, resource: dict | None = None) -> list:
+        """Send spans through, get them back."""
+        batch = self.codec.scan(trace_request(spans, resource=resource), self.plan)
+        self.join.process(batch)
+        return spans_of(batch.splice())
+
+    def outcome(self, outcome: str, probe: str = "tcp") -> float:
+        """A count of events."""
+        return self.telemetry.value(catalog.JOIN_EVENTS, probe=probe, outcome=outcome)
+
+
+def test_an_event_lands_on_its_span_and_on_no_other():
+    """Two of five spans were hit, one twice; attributes, events and the match say so."""
+    bench = Bench()
+    bench.join.take(retransmits(2, 4, 2))
+    spans = bench.pass_through(*[{}] * 5)
+    counts = [attributes_of(span.attributes).get("kernel.tcp.retransmits") for span in spans]
+    assert counts == [None, 2, None, 1, None]
+    assert attributes_of(spans[1].attributes)["kernel.match"] == "socket"
+    (event,) = spans[3].events
+    assert event.name == "kernel.tcp.retransmit"
+    assert event.time_unix_nano == START + SECOND // 2
+    shown = attributes_of(event.attributes)
+    assert shown["network.peer.address"] == "10.0.0.9"
+    assert shown["network.peer.port"] == 8000
+    assert shown["kernel.match"] == "socket"
+    assert "network.local.address" not in shown
+    assert bench.outcome("socket") == 3
+
+
+def test_without_events_a_span_is_not_touched():
+    """The same bytes object leaves."""
+    bench = Bench()
+    data = trace_request([{}])
+    batch = bench.codec.scan(data, bench.plan)
+    bench.join.process(batch)
+    assert batch.splice() is data
+    bench.join.take(retransmits(9))
+    batch = bench.codec.scan(data, bench.plan)
+    bench.join.process(batch)
+    assert batch.splice() is data
+
+
+@pytest.mark.parametrize(("at", "joined"), [(-1, False), (0, True), (SECOND, True), (SECOND + 1, False)])
+def test_the_span_s_time_decides(at, joined):
+    """Case ebpf-context-leak: an event after its span's end is stale, not joined."""
+    bench = Bench(slack=0)
+    bench.join.take(retransmits(1, at=START + at))
+    (span,) = bench.pass_through({})
+    assert bool(span.events) is joined
+    assert bench.outcome("stale") == (not joined)
+
+
+def test_the_clocks_error_is_allowed_for():
+    """Half a millisecond outside, with a millisecond of slack."""
+    bench = Bench(slack=0.001)
+    bench.join.take(retransmits(1, at=START + SECOND + 500_000))
+    assert len(bench.pass_through({})[0].events) == 1
+
+
+def test_another_trace_with_the_same_span_id_gets_nothing():
+    """Both ids must be the span's."""
+    bench = Bench()
+    bench.join.take(retransmits(1, trace=(2).to_bytes(16, "big")))
+    assert not bench.pass_through({})[0].events
+
+
+def test_sums_add_up_and_maxima_do_not():
+    """Two rounds of one span's sums; zeros are left out."""
+    bench = Bench()
+    for number in (1, 2):
+        records = np.zeros(1, SUM)
+        records["kind"], records["match"], records["trace_id"] = Kind.SCHED_SUM, Match.THREAD, TRACE
+        records["span_id"], records["first"] = span_id(1), START + number
+        records["time"] = START + 10 * number
+        records["run_queue_ns"], records["run_queue_max_ns"] = 100 * number, 10 * number
+        bench.join.take(KernelEvents("sched", records))
+    (span,) = bench.pass_through({})
+    assert attributes_of(span.attributes) == {
+        "kernel.sched.run_queue.time": 300,
+        "kernel.sched.run_queue.max": 20,
+        "kernel.match": "thread",
+    }
+    assert not span.events
+
+
+def test_a_storm_on_one_span_is_counted_and_not_written_out():
+    """23 retransmits, 5 written: the number is right, and what was left out is said."""
+    bench = Bench(max_events=5)
+    bench.join.take(retransmits(*[1] * 23))
+    (span,) = bench.pass_through({})
+    attributes = attributes_of(span.attributes)
+    assert (attributes["kernel.tcp.retransmits"], attributes["kernel.events.dropped"], len(span.events)) == (
+        23,
+        18,
+        5,
+    )
+
+
+def test_a_header_match_goes_to_the_server_span_below_the_caller():
+    """The traceparent names the caller's span; the SERVER span under it was hit, its CLIENT sibling was not."""
+    bench = Bench()
+    bench.join.take(retransmits(100, match=Match.HEADER))
+    spans = bench.pass_through(
+        {"parent_span_id": span_id(100), "kind": 3},
+        {"parent_span_id": span_id(100)},
+        {"parent_span_id": span_id(7)},
+    )
+    assert [len(span.events) for span in spans] == [0, 1, 0]
+    assert attributes_of(spans[1].attributes)["kernel.match"] == "header"
+
+
+def test_by_process_only_when_one_entry_span_was_open():
+    """The last resort is used where it is not a coin toss, and says what it is."""
+    bench = Bench()
+    lone = retransmits(0, trace=bytes(16), match=Match.NONE, tgid=4711)
+    lone.records["span_id"] = bytes(8)
+    bench.join.take(lone)
+    late = {"start_time_unix_nano": START + 2 * SECOND, "end_time_unix_nano": START + 3 * SECOND}
+    spans = bench.pass_through({}, late, {"kind": 1}, resource={"process.pid": 4711})
+    assert [len(span.events) for span in spans] == [1, 0, 0]
+    assert attributes_of(spans[0].attributes)["kernel.match"] == "process"
+
+    again = Bench()
+    again.join.take(lone)
+    assert not any(span.events for span in again.pass_through({}, {}, resource={"process.pid": 4711}))
+    assert not any(span.events for span in again.pass_through({}, resource={"process.pid": 4712}))
+
+
+def test_a_retried_span_gets_its_events_again():
+    """A sender that was refused comes again; the events were not used up."""
+    bench = Bench()
+    bench.join.take(retransmits(1))
+    assert [len(bench.pass_through({})[0].events) for _ in range(2)] == [1, 1]
+    assert bench.outcome("socket") == 1
+
+
+async def test_what_found_no_span_leaves_as_log_records_and_joins_elsewhere():
+    """Two tiers: this bridge sees the event, another one the span."""
+    here, there = Bench(max_age=60), Bench()
+    here.join.take(retransmits(1, 5))
+    here.pass_through({})
+    assert here.join.sweep() is None
+    await here.clock.advance(61)
+    data = here.join.sweep()
+    assert here.outcome("expired") == 1
+    (record,) = ExportLogsServiceRequest.FromString(data).resource_logs[0].scope_logs[0].log_records
+    assert (record.trace_id, record.span_id) == (TRACE, span_id(5))
+    assert record.event_name == "kernel.tcp.retransmit"
+    there.join.take_logs(data)
+    assert len(there.pass_through({"span_id": span_id(5)})[0].events) == 1
+    assert here.join.sweep() is None
+
+
+def test_two_bridges_on_one_span_add_up():
+    """The gateway adds to what the node's bridge noted, and leaves no attribute twice."""
+    bench = Bench()
+    bench.join.take(retransmits(1, 1))
+    (span,) = bench.pass_through({"attributes": {"kernel.tcp.retransmits": 3, "x": 1}})
+    assert [a.key for a in span.attributes].count("kernel.tcp.retransmits") == 1
+    assert attributes_of(span.attributes)["kernel.tcp.retransmits"] == 5
+
+
+def test_memory_is_bounded_whatever_comes():
+    """More than fits: the oldest leave and are counted; nothing is lost uncounted."""
+    one = retransmits(1).records.nbytes + INDEX_BYTES
+    bench = Bench(max_bytes=one * 100)
+    for number in range(1, 1001):
+        bench.join.take(retransmits(number))
+        if number % 50 == 0:
+            bench.join.sweep()
+    held = bench.telemetry.value(catalog.JOIN_WAITING_EVENTS)
+    assert held <= 100
+    assert bench.telemetry.value(catalog.JOIN_WAITING_BYTES) <= one * 100
+    assert held + bench.outcome("evicted") == 1000
+
+
+def test_a_reader_ahead_of_the_pipeline_is_bounded_too():
+    """Nobody sweeps, the reader goes on: what does not fit is counted."""
+    bench = Bench(max_bytes=retransmits(1).records.nbytes * 10)
+    for number in range(1, 24):
+        bench.join.take(retransmits(number))
+    bench.join.sweep()
+    assert bench.outcome("evicted") == 23 - bench.telemetry.value(catalog.JOIN_WAITING_EVENTS)
+
+
+def test_young_spans_wait_for_the_kernels_sums():
+    """Only while there are events, and never longer than the setting."""
+    bench = Bench(wait=0.25)
+    now = bench.clock.time_ns()
+    young = trace_request([{"end_time_unix_nano": now - 50_000_000}, {}])
+    batch = bench.codec.scan(young, bench.plan)
+    assert bench.join.delay(batch) == 0
+    bench.join.take(retransmits(1))
+    assert bench.join.delay(batch) == pytest.approx(0.2)
+    assert bench.join.delay(bench.codec.scan(trace_request([{}]), bench.plan)) == 0
+    future = trace_request([{"end_time_unix_nano": now + 3600 * SECOND}])
+    assert bench.join.delay(bench.codec.scan(future, bench.plan)) == 0.25
+
+
+@given(st.binary(max_size=200), st.integers(0, 400))
+def test_logs_from_outside_never_hurt(junk, at):
+    """Whatever stands in a log request with our scope name, reading it raises nothing."""
+    data = write_events([("tcp", retransmits(1, 2).records)])
+    broken = data[:at] + junk + data[at + len(junk) :]
+    for candidate in (junk, broken):
+        for events in read_events(candidate):
+            assert events.records.dtype.descr[: len(COMMON.descr)] == COMMON.descr
+
+
+def test_every_field_survives_the_way_through_a_log():
+    """Byte for byte."""
+    sent = retransmits(1, 2, 3)
+    (back,) = read_events(write_events([("tcp", sent.records)]))
+    assert back.probe == "tcp"
+    assert back.records.tobytes() == sent.records.tobytes()
+    assert back.records.dtype == sent.records.dtype
