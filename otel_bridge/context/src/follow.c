@@ -1,0 +1,432 @@
+#include "follow.h"
+
+#include "intercept.h"
+
+#if !HAVE_CONTEXT_WATCHER
+/* Whether a context is entered stands only in the structure itself. The header is that of the interpreter
+ * compiled against, so the layout is right by construction.
+ */
+#define Py_BUILD_CORE 1
+#include <internal/pycore_context.h>
+#undef Py_BUILD_CORE
+#endif
+
+struct follow_counts follow_counts;
+
+static PyObject *variable; /* the ContextVar that holds opentelemetry's Context, a dict; NULL: not following */
+static PyObject *key; /* of the span in that dict */
+static PyTypeObject *non_recording; /* opentelemetry.trace.NonRecordingSpan */
+static PyObject *first_span; /* called once, with the first recording span; then NULL */
+static PyObject *name_is_recording, *name_get_span_context;
+static PyInterpreterState *interpreter;
+static uint32_t generation; /* of following: what threads noted during an earlier one is void */
+#if HAVE_CONTEXT_WATCHER
+static int watcher = -1;
+#endif
+
+static struct thread_state *current_thread(void)
+{
+	struct thread_state *thread = thread_state();
+
+	if (thread->generation != generation) {
+		thread->generation = generation;
+		thread->entered_count = 0;
+	}
+	return thread;
+}
+
+bool follow_active(void)
+{
+	return variable && PyInterpreterState_Get() == interpreter;
+}
+
+/* What is not an Exception (KeyboardInterrupt, SystemExit) goes on to the application: -1. */
+static int forgive(void)
+{
+	if (!PyErr_ExceptionMatches(PyExc_Exception))
+		return -1;
+	PyErr_Clear();
+	follow_counts.failures++;
+	return 0;
+}
+
+static int long_bytes(PyObject *value, uint8_t *bytes, size_t size)
+{
+	if (!PyLong_Check(value)) {
+		PyErr_Format(PyExc_TypeError, "an id is an int, not %.100s", Py_TYPE(value)->tp_name);
+		return -1;
+	}
+#if PY_VERSION_HEX >= 0x030D0000
+	Py_ssize_t needed = PyLong_AsNativeBytes(value, bytes, (Py_ssize_t)size,
+						 Py_ASNATIVEBYTES_BIG_ENDIAN | Py_ASNATIVEBYTES_UNSIGNED_BUFFER |
+							 Py_ASNATIVEBYTES_REJECT_NEGATIVE);
+
+	if (needed > (Py_ssize_t)size)
+		PyErr_Format(PyExc_OverflowError, "an id of more than %zu bytes", size);
+	return needed < 0 || needed > (Py_ssize_t)size ? -1 : 0;
+#else
+	return _PyLong_AsByteArray((PyLongObject *)value, bytes, size, 0, 0);
+#endif
+}
+
+int ids_from_ints(PyObject *trace_id, PyObject *span_id, uint8_t ids[IDS_SIZE])
+{
+	if (long_bytes(trace_id, ids, TRACE_ID_SIZE))
+		return -1;
+	return long_bytes(span_id, ids + TRACE_ID_SIZE, SPAN_ID_SIZE);
+}
+
+static bool all_zero(const uint8_t *bytes, size_t size)
+{
+	uint8_t any = 0;
+
+	for (size_t i = 0; i < size; i++)
+		any |= bytes[i];
+	return !any;
+}
+
+/* A SpanContext is a tuple: trace id, span id, is_remote, flags, state, is_valid. */
+int span_context_ids(PyObject *context, uint8_t ids[IDS_SIZE], uint8_t *trace_flags)
+{
+	unsigned long flags;
+
+	if (!PyTuple_Check(context) || PyTuple_GET_SIZE(context) < 4) {
+		PyErr_Format(PyExc_TypeError, "a span context is a SpanContext, not %.100s",
+			     Py_TYPE(context)->tp_name);
+		return -1;
+	}
+	/* The span of another process: whatever this thread does is not done in that span. */
+	if (PyTuple_GET_ITEM(context, 2) == Py_True)
+		return 0;
+	if (ids_from_ints(PyTuple_GET_ITEM(context, 0), PyTuple_GET_ITEM(context, 1), ids))
+		return -1;
+	flags = PyLong_AsUnsignedLongMask(PyTuple_GET_ITEM(context, 3));
+	if (flags == (unsigned long)-1 && PyErr_Occurred())
+		return -1;
+	*trace_flags = (uint8_t)flags;
+	return !all_zero(ids, TRACE_ID_SIZE) && !all_zero(ids + TRACE_ID_SIZE, SPAN_ID_SIZE);
+}
+
+/* 1: the span is under way. 0: it has ended. -1: an exception is set. */
+static int is_under_way(PyObject *span)
+{
+	PyObject *answer;
+	int recording;
+
+	/* Not sampled: it has no end that could be seen, and is the current span all the same. */
+	if (Py_TYPE(span) == non_recording)
+		return 1;
+	answer = PyObject_CallMethodNoArgs(span, name_is_recording);
+	if (!answer)
+		return -1;
+	recording = PyObject_IsTrue(answer);
+	Py_DECREF(answer);
+	return recording;
+}
+
+static int tell_first_span(PyObject *span)
+{
+	PyObject *callback = first_span;
+	PyObject *result;
+
+	first_span = NULL;
+	result = PyObject_CallOneArg(callback, span);
+	Py_DECREF(callback);
+	if (!result)
+		return -1;
+	Py_DECREF(result);
+	return 0;
+}
+
+/* 1: `ids` are those of a local span that is under way. 0: there is none. -1: an exception is set. */
+static int span_ids(PyObject *span, uint8_t ids[IDS_SIZE], uint8_t *trace_flags)
+{
+	PyObject *context = PyObject_CallMethodNoArgs(span, name_get_span_context);
+	int found, under_way;
+
+	if (!context)
+		return -1;
+	found = span_context_ids(context, ids, trace_flags);
+	Py_DECREF(context);
+	if (found <= 0)
+		return found;
+	under_way = is_under_way(span);
+	if (under_way == 0)
+		follow_counts.stale++;
+	if (under_way == 1 && first_span && Py_TYPE(span) != non_recording && tell_first_span(span))
+		return -1;
+	return under_way;
+}
+
+static int publish(struct thread_state *thread, PyObject *context)
+{
+	uint8_t ids[IDS_SIZE];
+	uint8_t trace_flags = 0;
+	PyObject *span = NULL;
+	int found = 0;
+
+	if (context && PyDict_Check(context))
+		span = PyDict_GetItemWithError(context, key);
+	if (span) {
+		Py_INCREF(span);
+		found = span_ids(span, ids, &trace_flags);
+		Py_DECREF(span);
+	} else if (PyErr_Occurred()) {
+		found = -1;
+	}
+	if (found == 1) {
+		record_write(&thread->record, ids, trace_flags);
+		return 0;
+	}
+	record_clear(&thread->record);
+	return found == 0 ? 0 : forgive();
+}
+
+#if HAVE_CONTEXT_WATCHER
+
+static bool may_publish(struct thread_state *thread)
+{
+	(void)thread;
+	return true;
+}
+
+#else
+
+/* A record may be published only if we see the end of the context that it is published for: of one that was
+ * entered before we stood in the way, or past us, we do not. A thread's outermost context is never entered
+ * and ends with the thread.
+ */
+static bool sees_end(struct thread_state *thread)
+{
+	PyContext *current = (PyContext *)PyThreadState_Get()->context;
+
+	if (!current || !current->ctx_entered)
+		return true;
+	for (uint32_t i = thread->entered_count; i-- > 0;)
+		if ((thread->entered[i] & ~(uintptr_t)1) == (uintptr_t)current)
+			return true;
+	return false;
+}
+
+static bool may_publish(struct thread_state *thread)
+{
+	if (sees_end(thread))
+		return true;
+	/* Perhaps a module that was loaded since enters contexts past us: from its next callback on it will not. */
+	intercept_new_modules();
+	follow_counts.unfollowed++;
+	return false;
+}
+
+#endif
+
+static int sync_thread(struct thread_state *thread)
+{
+	PyObject *context = NULL;
+	int result;
+
+	if (!may_publish(thread)) {
+		record_clear(&thread->record);
+		return 0;
+	}
+	if (PyContextVar_Get(variable, NULL, &context)) {
+		record_clear(&thread->record);
+		return forgive();
+	}
+	result = publish(thread, context);
+	Py_XDECREF(context);
+	return result;
+}
+
+int follow_sync(void)
+{
+	return sync_thread(current_thread());
+}
+
+int follow_enter(PyObject *context)
+{
+	struct thread_state *thread = current_thread();
+	PyObject *value;
+	int has, result;
+
+	if (thread->entered_count == ENTERED_MAX) {
+		record_clear(&thread->record);
+		return 0;
+	}
+	/* A context is a pointer to an aligned object: its lowest bit is free to say what was there before. */
+	thread->entered[thread->entered_count++] = (uintptr_t)context | thread->record.valid;
+	has = PySequence_Contains(context, variable);
+	if (has == 0) {
+		record_clear(&thread->record);
+		return 0;
+	}
+	value = has < 0 ? NULL : PyObject_GetItem(context, variable);
+	if (!value) {
+		record_clear(&thread->record);
+		result = forgive();
+	} else {
+		result = publish(thread, value);
+		Py_DECREF(value);
+	}
+	if (result)
+		thread->entered_count--;
+	return result;
+}
+
+/* Whether a span was published when `context` was entered. Not always the last one that was entered: greenlets
+ * leave in any order.
+ */
+static bool forget_entered(struct thread_state *thread, PyObject *context)
+{
+	for (uint32_t i = thread->entered_count; i-- > 0;) {
+		uintptr_t entry = thread->entered[i];
+
+		if ((entry & ~(uintptr_t)1) != (uintptr_t)context)
+			continue;
+		thread->entered_count--;
+		memmove(&thread->entered[i], &thread->entered[i + 1],
+			(thread->entered_count - i) * sizeof(entry));
+		return entry & 1;
+	}
+	return true;
+}
+
+int follow_leave(PyObject *context)
+{
+	struct thread_state *thread = current_thread();
+	PyObject *type, *value, *traceback;
+	int result;
+
+	if (!forget_entered(thread, context)) {
+		record_clear(&thread->record);
+		return 0;
+	}
+	PyErr_Fetch(&type, &value, &traceback);
+	result = sync_thread(thread);
+	if (type) {
+		PyErr_Clear();
+		PyErr_Restore(type, value, traceback);
+		return 0;
+	}
+	return result;
+}
+
+PyObject *follow_attach(PyObject *module, PyObject *context)
+{
+	struct thread_state *thread;
+	PyObject *token;
+
+	(void)module;
+	if (!variable) {
+		PyErr_SetString(PyExc_RuntimeError, "attach() before follow()");
+		return NULL;
+	}
+	token = PyContextVar_Set(variable, context);
+	if (!token)
+		return NULL;
+	thread = current_thread();
+	if (!may_publish(thread)) {
+		record_clear(&thread->record);
+	} else if (publish(thread, context)) {
+		Py_DECREF(token);
+		return NULL;
+	}
+	return token;
+}
+
+PyObject *follow_detach(PyObject *module, PyObject *token)
+{
+	(void)module;
+	if (!variable) {
+		PyErr_SetString(PyExc_RuntimeError, "detach() before follow()");
+		return NULL;
+	}
+	if (PyContextVar_Reset(variable, token) || follow_sync())
+		return NULL;
+	Py_RETURN_NONE;
+}
+
+#if HAVE_CONTEXT_WATCHER
+
+static int switched(PyContextEvent event, PyObject *context)
+{
+	PyObject *pending;
+	int result;
+
+	(void)context;
+	if (event != Py_CONTEXT_SWITCHED || !follow_active())
+		return 0;
+	pending = PyErr_GetRaisedException();
+	result = follow_sync();
+	if (pending) {
+		PyErr_Clear();
+		PyErr_SetRaisedException(pending);
+		return 0;
+	}
+	return result;
+}
+
+static int begin(void)
+{
+	watcher = PyContext_AddWatcher(switched);
+	return watcher < 0 ? -1 : 0;
+}
+
+static void end(void)
+{
+	if (watcher >= 0 && PyContext_ClearWatcher(watcher))
+		PyErr_WriteUnraisable(NULL);
+	watcher = -1;
+}
+
+#else
+
+static int begin(void)
+{
+	return intercept_start();
+}
+
+static void end(void)
+{
+	intercept_stop();
+}
+
+#endif
+
+int follow_start(PyObject *var, PyObject *span_key, PyObject *non_recording_type, PyObject *on_first_span)
+{
+	if (!name_is_recording)
+		name_is_recording = PyUnicode_InternFromString("is_recording");
+	if (!name_get_span_context)
+		name_get_span_context = PyUnicode_InternFromString("get_span_context");
+	if (!name_is_recording || !name_get_span_context)
+		return -1;
+	follow_stop();
+	interpreter = PyInterpreterState_Get();
+	generation++;
+	key = Py_NewRef(span_key);
+	non_recording = (PyTypeObject *)Py_NewRef(non_recording_type);
+	first_span = Py_NewRef(on_first_span);
+	variable = Py_NewRef(var);
+	if (begin()) {
+		PyObject *type, *value, *traceback;
+
+		PyErr_Fetch(&type, &value, &traceback);
+		follow_stop();
+		PyErr_Restore(type, value, traceback);
+		return -1;
+	}
+	return 0;
+}
+
+void follow_stop(void)
+{
+	if (!variable)
+		return;
+	end();
+	Py_CLEAR(variable);
+	Py_CLEAR(key);
+	Py_CLEAR(non_recording);
+	Py_CLEAR(first_span);
+	record_clear(&thread_state()->record);
+}

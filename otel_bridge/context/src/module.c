@@ -1,0 +1,172 @@
+/* otel_bridge.context._record: what Python sees of record.c, follow.c, intercept.c and process.c. */
+#include "follow.h"
+#include "intercept.h"
+#include "process.h"
+
+static PyObject *publish(PyObject *module, PyObject *const *args, Py_ssize_t count)
+{
+	uint8_t ids[IDS_SIZE];
+	unsigned long flags = 0;
+
+	(void)module;
+	if (count < 2 || count > 3) {
+		PyErr_Format(PyExc_TypeError, "publish(trace_id, span_id, trace_flags=0) takes 2 or 3 arguments, not %zd",
+			     count);
+		return NULL;
+	}
+	if (ids_from_ints(args[0], args[1], ids))
+		return NULL;
+	if (count == 3)
+		flags = PyLong_AsUnsignedLongMask(args[2]);
+	if (flags == (unsigned long)-1 && PyErr_Occurred())
+		return NULL;
+	record_write(&thread_state()->record, ids, (uint8_t)flags);
+	Py_RETURN_NONE;
+}
+
+static PyObject *clear(PyObject *module, PyObject *ignored)
+{
+	(void)module;
+	(void)ignored;
+	record_clear(&thread_state()->record);
+	Py_RETURN_NONE;
+}
+
+static PyObject *published(PyObject *module, PyObject *ignored)
+{
+	const struct record *record = &thread_state()->record;
+
+	(void)module;
+	(void)ignored;
+	if (!record->valid)
+		Py_RETURN_NONE;
+	return Py_BuildValue("y#y#i", (const char *)record->ids, (Py_ssize_t)TRACE_ID_SIZE,
+			     (const char *)record->ids + TRACE_ID_SIZE, (Py_ssize_t)SPAN_ID_SIZE, record->trace_flags);
+}
+
+static PyObject *ended(PyObject *module, PyObject *span_context)
+{
+	struct record *record = &thread_state()->record;
+	uint8_t ids[IDS_SIZE];
+	uint8_t flags;
+	int local = span_context_ids(span_context, ids, &flags);
+
+	(void)module;
+	if (local < 0)
+		return NULL;
+	if (local && record->valid && !memcmp(record->ids, ids, IDS_SIZE))
+		record_clear(record);
+	Py_RETURN_NONE;
+}
+
+static PyObject *follow(PyObject *module, PyObject *args)
+{
+	PyObject *variable, *span_key, *non_recording, *on_first_span;
+
+	(void)module;
+	if (!PyArg_ParseTuple(args, "O!UO!O:follow", &PyContextVar_Type, &variable, &span_key, &PyType_Type,
+			      &non_recording, &on_first_span))
+		return NULL;
+	if (follow_start(variable, span_key, non_recording, on_first_span))
+		return NULL;
+	return PyUnicode_FromString(HAVE_CONTEXT_WATCHER ? "context watcher" : "Context.run");
+}
+
+static PyObject *unfollow(PyObject *module, PyObject *ignored)
+{
+	(void)module;
+	(void)ignored;
+	follow_stop();
+	Py_RETURN_NONE;
+}
+
+static PyObject *synchronize(PyObject *module, PyObject *ignored)
+{
+	(void)module;
+	(void)ignored;
+	if (follow_active() && follow_sync())
+		return NULL;
+	Py_RETURN_NONE;
+}
+
+static PyObject *counts(PyObject *module, PyObject *ignored)
+{
+	(void)module;
+	(void)ignored;
+	return Py_BuildValue("{s:K,s:K,s:K,s:I}", "stale", follow_counts.stale, "failures", follow_counts.failures,
+			     "unfollowed", follow_counts.unfollowed, "slots", intercept_slots());
+}
+
+static PyObject *publish_process(PyObject *module, PyObject *payload)
+{
+	int error;
+
+	(void)module;
+	if (!PyBytes_Check(payload)) {
+		PyErr_SetString(PyExc_TypeError, "the payload is bytes");
+		return NULL;
+	}
+	error = process_publish(PyBytes_AS_STRING(payload), (size_t)PyBytes_GET_SIZE(payload));
+	if (error) {
+		errno = error;
+		return PyErr_SetFromErrno(PyExc_OSError);
+	}
+	Py_RETURN_NONE;
+}
+
+static PyObject *withdraw_process(PyObject *module, PyObject *ignored)
+{
+	(void)module;
+	(void)ignored;
+	process_withdraw();
+	Py_RETURN_NONE;
+}
+
+static PyMethodDef methods[] = {
+	{"publish", (PyCFunction)(void (*)(void))publish, METH_FASTCALL, NULL},
+	{"clear", clear, METH_NOARGS, NULL},
+	{"published", published, METH_NOARGS, NULL},
+	{"ended", ended, METH_O, NULL},
+	{"follow", follow, METH_VARARGS, NULL},
+	{"unfollow", unfollow, METH_NOARGS, NULL},
+	{"attach", follow_attach, METH_O, NULL},
+	{"detach", follow_detach, METH_O, NULL},
+	{"sync", synchronize, METH_NOARGS, NULL},
+	{"counts", counts, METH_NOARGS, NULL},
+	{"publish_process", publish_process, METH_O, NULL},
+	{"withdraw_process", withdraw_process, METH_NOARGS, NULL},
+	{NULL, NULL, 0, NULL},
+};
+
+static void free_module(void *module)
+{
+	(void)module;
+	follow_stop();
+}
+
+static struct PyModuleDef definition = {
+	PyModuleDef_HEAD_INIT,
+	.m_name = "otel_bridge.context._record",
+	.m_doc = "The thread's record; see _record.pyi.",
+	.m_size = -1, /* the record belongs to the thread, whatever interpreter runs on it: one copy, no state */
+	.m_methods = methods,
+	.m_free = free_module,
+};
+
+/* A subinterpreter has its own opentelemetry and its own contexts, but shares threads, and so records, with
+ * the others: it is refused. CPython 3.12 and later refuse a single-phase module by themselves where each
+ * interpreter has its own lock.
+ */
+PyMODINIT_FUNC PyInit__record(void)
+{
+	if (PyInterpreterState_Get() != PyInterpreterState_Main()) {
+		PyErr_SetString(PyExc_ImportError,
+				"otel_bridge.context follows the main interpreter only, this is a subinterpreter");
+		return NULL;
+	}
+	if (process_prepare()) {
+		PyErr_SetString(PyExc_ImportError, "pthread_atfork failed: no memory");
+		return NULL;
+	}
+	return PyModule_Create(&definition);
+}

@@ -1,0 +1,46 @@
+"""The C extension of otel_bridge.context; everything else about the build is in pyproject.toml."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+SOURCES = Path("otel_bridge/context/src")
+FLAGS = ["-std=c11", "-O2", "-D_GNU_SOURCE", "-fvisibility=hidden", "-Wall", "-Wextra"]
+
+# TLS descriptors: OTEP 4947 prefers them, and with them glibc can give the symbol a fixed place. AArch64
+# compilers use them by default.
+TLS_DESCRIPTORS = "-mtls-dialect=gnu2"
+
+
+class BuildContext(build_ext):
+    """Asks the compiler for TLS descriptors where it knows them."""
+
+    def build_extension(self, ext: Extension) -> None:
+        if self.compiler.compiler_type == "unix" and self._accepts(TLS_DESCRIPTORS):
+            ext.extra_compile_args = [*ext.extra_compile_args, TLS_DESCRIPTORS]
+        super().build_extension(ext)
+
+    def _accepts(self, flag: str) -> bool:
+        with tempfile.TemporaryDirectory() as folder:
+            source = Path(folder) / "empty.c"
+            source.touch()
+            command = [*self.compiler.compiler_so, flag, "-c", str(source), "-o", os.devnull]
+            return subprocess.run(command, check=False, capture_output=True).returncode == 0
+
+
+record = Extension(
+    "otel_bridge.context._record",
+    sources=[str(path) for path in sorted(SOURCES.glob("*.c"))],
+    depends=[str(path) for path in sorted(SOURCES.glob("*.h"))],
+    extra_compile_args=FLAGS,
+    extra_link_args=["-Wl,-z,now"],
+    # Without a C compiler the package still installs; otel_bridge.context.status() then says what is missing.
+    optional=True,
+)
+
+setup(cmdclass={"build_ext": BuildContext}, ext_modules=[record] if sys.platform == "linux" else [])
