@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import structlog
-from opentelemetry.trace import SpanKind
 
 from otel_bridge import catalog
 from otel_bridge.batch import PlanBuilder
 from otel_bridge.contracts import Outcome
+from otel_bridge.errors import RetryableError
 from otel_bridge.model import Reject, Signal
 from otel_bridge.processors.enrich.enrich import Enrich
+from otel_bridge.processors.join.join import Join
 from otel_bridge.processors.redact.redact import Redact
 
 if TYPE_CHECKING:
     from otel_bridge.batch import Batch, Plan
-    from otel_bridge.contracts import Codec, Exporter, TraceProcessor
+    from otel_bridge.contracts import Clock, Codec, Exporter, TraceProcessor
+    from otel_bridge.events import KernelEvents
     from otel_bridge.settings import ProcessorSettings
     from otel_bridge.telemetry import Telemetry
 
@@ -28,6 +31,10 @@ ITEMS_UNCOUNTED = 0
 """Metrics and logs pass undecoded, so their items are not counted here."""
 
 
+SWEEP_INTERVAL = 1.0
+"""Seconds between two looks for kernel events that waited too long."""
+
+
 @dataclass(frozen=True, slots=True)
 class Steps:
     """What is done to each batch: replaced as a whole on reload, so that no batch sees two configurations.
@@ -35,13 +42,15 @@ class Steps:
     Attributes:
         plan: the columns that the processors asked for.
         processors: in order, each with the name that its metrics carry.
+        join: the one among them that kernel events go to; None when it is off.
     """
 
     plan: Plan
     processors: tuple[tuple[str, TraceProcessor], ...]
+    join: Join | None
 
 
-def build_steps(settings: ProcessorSettings, telemetry: Telemetry) -> Steps:
+def build_steps(settings: ProcessorSettings, telemetry: Telemetry, clock: Clock) -> Steps:
     """Compile the processors' configuration.
 
     Redaction is last: whatever a step before it measured or converted leaves only as it allows.
@@ -51,35 +60,67 @@ def build_steps(settings: ProcessorSettings, telemetry: Telemetry) -> Steps:
     if settings.enrich.enabled:
         enrich = Enrich(settings.enrich, columns, telemetry, convert_messages=settings.redact.keeps_content)
         processors.append(("enrich", enrich))
+    join = Join(settings.join, columns, telemetry, clock) if settings.join.enabled else None
+    if join is not None:
+        processors.append(("join", join))
     if settings.redact.enabled:
         processors.append(("redact", Redact(settings.redact, columns, telemetry)))
-    return Steps(columns.build(), tuple(processors))
+    return Steps(columns.build(), tuple(processors), join)
 
 
 class Pipeline:
     """A Consumer that scans, processes, splices and hands over; it keeps nothing itself."""
 
-    def __init__(self, codec: Codec, steps: Steps, exporter: Exporter, telemetry: Telemetry) -> None:
+    def __init__(
+        self, codec: Codec, steps: Steps, exporter: Exporter, telemetry: Telemetry, clock: Clock
+    ) -> None:
         self._codec = codec
         self._steps = steps
         self._exporter = exporter
+        self._clock = clock
         self._tracer = telemetry.tracer
         self._mended = telemetry.counter(catalog.RECEIVER_MENDED_STRINGS)
         self._incoming = telemetry.counter(catalog.PROCESSOR_INCOMING)
         self._outgoing = telemetry.counter(catalog.PROCESSOR_OUTGOING)
         self._duration = telemetry.histogram(catalog.PROCESSOR_DURATION)
+        self._sweeper: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begin to look for kernel events that waited too long."""
+        self._sweeper = asyncio.create_task(self._sweep_for_ever())
+
+    async def stop(self, _deadline: float) -> None:
+        """Stop looking."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            await asyncio.gather(self._sweeper, return_exceptions=True)
+            self._sweeper = None
 
     def replace(self, steps: Steps) -> None:
         """Use other steps from the next batch on; batches under way finish with the old ones."""
+        if steps.join is not None and self._steps.join is not None:
+            steps.join.adopt(self._steps.join)
         self._steps = steps
+
+    def take(self, events: KernelEvents) -> None:
+        """Take kernel events (events.KernelEventSink); without a join they concern nobody."""
+        join = self._steps.join
+        if join is not None:
+            join.take(events)
 
     async def consume_traces(self, data: bytes) -> Outcome:
         """Take a trace request; see `contracts.Consumer`."""
         # Room first: a request that will be refused costs nothing, and is not derived from twice.
         reservation = self._exporter.reserve(len(data))
+        steps = self._steps
         try:
-            with self._tracer.start_as_current_span("otel_bridge.process", kind=SpanKind.INTERNAL) as span:
-                batch = self._process(data)
+            before = time.perf_counter()
+            batch = self._codec.scan(data, steps.plan)
+            self._observe("scan", before)
+            if steps.join is not None and (delay := steps.join.delay(batch)):
+                await self._clock.sleep(delay)
+            with self._tracer.start_as_current_span("otel_bridge.process") as span:
+                self._process(batch, steps)
                 payload = batch.splice()
                 leaving = batch.leaving
                 if span.is_recording():
@@ -95,22 +136,37 @@ class Pipeline:
         """Pass on a request of another signal as it is; see `contracts.Consumer`."""
         reservation = self._exporter.reserve(len(data))
         try:
+            if signal is Signal.LOGS and self._steps.join is not None:
+                self._steps.join.take_logs(data)
             await reservation.send(signal, data, ITEMS_UNCOUNTED)
         finally:
             reservation.release()
 
-    def _process(self, data: bytes) -> Batch:
-        steps = self._steps
-        before = time.perf_counter()
-        batch = self._codec.scan(data, steps.plan)
-        before = self._observe("scan", before)
+    async def sweep(self) -> None:
+        """Send on the kernel events that no span took."""
+        join = self._steps.join
+        data = join.sweep() if join is not None else None
+        if data is None:
+            return
+        try:
+            reservation = self._exporter.reserve(len(data))
+            await reservation.send(Signal.LOGS, data, ITEMS_UNCOUNTED)
+        except RetryableError as error:
+            log.warning("kernel events without a span could not be sent on", reason=str(error))
+
+    async def _sweep_for_ever(self) -> None:
+        while True:
+            await self._clock.sleep(SWEEP_INTERVAL)
+            await self.sweep()
+
+    def _process(self, batch: Batch, steps: Steps) -> None:
         self._incoming.inc(len(batch))
         if batch.mended:
             self._mended.inc(batch.mended)
+        before = time.perf_counter()
         for name, processor in steps.processors:
             processor.process(batch)
             before = self._observe(name, before)
-        return batch
 
     def _observe(self, step: str, since: float) -> float:
         now = time.perf_counter()

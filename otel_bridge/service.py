@@ -37,6 +37,7 @@ class Service:
     def __init__(self, settings: Settings, telemetry: Telemetry | None = None) -> None:
         self.settings = settings
         self.telemetry = telemetry or Telemetry(tracing=tracing(settings))
+        self._clock = SystemClock()
         self._not_ready: str | None = "starting"
         self.codec, codec_reason = choose_codec(settings.service.codec)
         log.info("codec", name=self.codec.name, reason=codec_reason)
@@ -44,11 +45,11 @@ class Service:
             settings.exporters,
             settings.storage,
             codec=self.codec,
-            clock=SystemClock(),
+            clock=self._clock,
             telemetry=self.telemetry,
         )
-        steps = build_steps(settings.processors, self.telemetry)
-        self.pipeline = Pipeline(self.codec, steps, self.exporter, self.telemetry)
+        steps = build_steps(settings.processors, self.telemetry, self._clock)
+        self.pipeline = Pipeline(self.codec, steps, self.exporter, self.telemetry, self._clock)
         self.receiver = OtlpReceiver(settings.receivers.otlp, self.pipeline, self.telemetry)
         endpoint = settings.service.telemetry.metrics.endpoint
         self.telemetry_server = (
@@ -65,6 +66,7 @@ class Service:
             if self.telemetry_server is not None:
                 await self.telemetry_server.start()
             await self.exporter.start()
+            await self.pipeline.start()
             await self.receiver.start()
         except BaseException:
             await self.stop()
@@ -79,6 +81,7 @@ class Service:
         self._not_ready = "stopping"
         deadline = asyncio.get_running_loop().time() + self.settings.service.drain_timeout
         await self.receiver.stop(self.settings.service.drain_timeout)
+        await self.pipeline.stop(0.0)
         await self.exporter.stop(max(0.0, deadline - asyncio.get_running_loop().time()))
         if self.telemetry_server is not None:
             await self.telemetry_server.stop()
@@ -90,7 +93,7 @@ class Service:
         What cannot change while running (ports, destinations, storage) keeps its old setting, with a
         warning that a restart is needed.
         """
-        self.pipeline.replace(build_steps(settings.processors, self.telemetry))
+        self.pipeline.replace(build_steps(settings.processors, self.telemetry, self._clock))
         for part in ("receivers", "exporters", "storage", "service"):
             if getattr(settings, part) != getattr(self.settings, part):
                 log.warning("a changed setting takes effect only after a restart", part=part)

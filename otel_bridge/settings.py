@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from otel_bridge.errors import ConfigError, ConfigProblem
 from otel_bridge.exporters.otlp.config import Exporters, StorageConfig, default_exporters
 from otel_bridge.processors.enrich.config import EnrichConfig
+from otel_bridge.processors.join.config import JoinConfig
 from otel_bridge.processors.redact.config import RedactConfig
 from otel_bridge.receivers.otlp.config import OtlpReceiverConfig
 from otel_bridge.units import Duration, Endpoint, EndpointText
@@ -46,6 +47,7 @@ class ProcessorSettings(_Model):
     """What is done to spans, in this order."""
 
     enrich: EnrichConfig = EnrichConfig()
+    join: JoinConfig = JoinConfig()
     redact: RedactConfig = RedactConfig()
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections import deque
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,6 +11,7 @@ from otel_bridge import catalog
 from otel_bridge.batch import numbers
 from otel_bridge.model import Match, Scope, SpanKind
 from otel_bridge.processors.join.account import SUMMARIES, Account
+from otel_bridge.processors.join.inbox import Inbox
 from otel_bridge.processors.join.logs import read_events, write_events
 from otel_bridge.processors.join.store import Waiting, ids
 
@@ -43,11 +42,7 @@ class Join:
         self._clock = clock
         self._slack = round(config.slack * 1e9)
         self._waiting = Waiting(config.max_bytes, config.max_age)
-        self._arrived: deque[KernelEvents] = deque()
-        self._arrived_lock = threading.Lock()
-        self._arrived_bytes = 0
-        self._overrun: dict[str, int] = {}
-        self._live = False
+        self._inbox = Inbox()
         self._existing = {attribute.key: columns.want(attribute.key) for attribute in SUMMARIES}
         self._pid = columns.want("process.pid", scope=Scope.RESOURCE)
         self._outcomes = telemetry.counter(catalog.JOIN_EVENTS)
@@ -58,24 +53,21 @@ class Join:
 
     def take(self, events: KernelEvents) -> None:
         """Take events from the reader's thread (events.KernelEventSink)."""
-        if not len(events):
-            return
-        with self._arrived_lock:
-            self._live = True
-            if self._arrived_bytes + events.records.nbytes > self._config.max_bytes:
-                self._overrun[events.probe] = self._overrun.get(events.probe, 0) + len(events)
-                return
-            self._arrived_bytes += events.records.nbytes
-            self._arrived.append(events)
+        self._inbox.put(events, self._config.max_bytes, foreign=False)
 
     def take_logs(self, data: bytes) -> None:
         """Take the kernel events of an ExportLogsServiceRequest that another bridge could not join."""
         for events in read_events(data):
-            self.take(events)
+            self._inbox.put(events, self._config.max_bytes, foreign=True)
+
+    def adopt(self, older: Join) -> None:
+        """Go on with what waits in the join that this one takes the place of."""
+        self._inbox, self._waiting = older._inbox, older._waiting
+        self._waiting.limit(self._config.max_bytes, self._config.max_age)
 
     def delay(self, batch: Batch) -> float:
         """Seconds until the kernel's sums of the batch's youngest span have been read; 0 without events."""
-        if not self._live or not len(batch):
+        if not self._inbox.ever or not len(batch):
             return 0.0
         age = (self._clock.time_ns() - int(batch.spans["end"].max())) / 1e9
         return min(max(0.0, self._config.wait - age), self._config.wait)
@@ -102,7 +94,8 @@ class Join:
             alone = chunk.records[~chunk.joined]
             if len(alone):
                 self._outcomes.labels(chunk.probe, reason).inc(len(alone))
-                leaving.append((chunk, alone))
+                if not chunk.foreign:
+                    leaving.append((chunk, alone))
         self._cost.set(self._waiting.cost)
         self._count.set(self._waiting.count)
         if not leaving or not self._config.unmatched:
@@ -110,15 +103,11 @@ class Join:
         return write_events((chunk.probe, records) for chunk, records in leaving)
 
     def _absorb(self) -> None:
-        if not self._arrived and not self._overrun:
-            return
-        with self._arrived_lock:
-            arrived, self._arrived, self._arrived_bytes = self._arrived, deque(), 0
-            overrun, self._overrun = self._overrun, {}
+        arrived, turned_away = self._inbox.fetch()
         now = self._clock.monotonic()
-        for events in arrived:
-            self._waiting.add(events, now)
-        for probe, count in overrun.items():
+        for events, foreign in arrived:
+            self._waiting.add(events, now, foreign=foreign)
+        for probe, count in turned_away.items():
             self._outcomes.labels(probe, "evicted").inc(count)
 
     def _candidates(self, batch: Batch) -> Iterator[tuple[int, Place, Match | None]]:

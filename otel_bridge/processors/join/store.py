@@ -39,12 +39,14 @@ class Chunk:
         records: begin with COMMON's fields.
         born: monotonic seconds.
         joined: which of them a span has taken.
+        foreign: whether another bridge sent them; they are in the stream of logs already.
     """
 
     probe: str
     records: NDArray[np.void]
     born: float
     joined: NDArray[np.bool_]
+    foreign: bool = False
 
     @property
     def cost(self) -> int:
@@ -105,14 +107,19 @@ class Waiting:
         self._max_age = max_age
         self._chunks: deque[Chunk] = deque()
 
-    def add(self, events: KernelEvents, now: float) -> None:
+    def add(self, events: KernelEvents, now: float, *, foreign: bool) -> None:
         """Take some events in."""
-        chunk = Chunk(events.probe, events.records, now, np.zeros(len(events), np.bool_))
+        chunk = Chunk(events.probe, events.records, now, np.zeros(len(events), np.bool_), foreign)
         for row, (index, key) in enumerate(self._keys(chunk)):
             index.setdefault(key, []).append(Place(chunk, row))
         self._chunks.append(chunk)
         self.cost += chunk.cost
         self.count += len(events)
+
+    def limit(self, max_bytes: int, max_age: float) -> None:
+        """Hold as much and as long as this from now on."""
+        self._max_bytes = max_bytes
+        self._max_age = max_age
 
     def overdue(self, now: float) -> Iterator[tuple[Chunk, str]]:
         """Let go of what is too old or too much; yields what left, and how: "expired" or "evicted"."""
