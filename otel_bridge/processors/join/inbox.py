@@ -1,4 +1,4 @@
-"""Where the reader's thread leaves kernel events until the pipeline's thread fetches them; bounded by bytes."""
+"""Where the reader leaves kernel events until the pipeline fetches them; bounded by bytes."""
 
 from __future__ import annotations
 
