@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from otel_bridge.model import Reject, Scope, ValueType
+from otel_bridge.wire import sized_fields
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -155,6 +156,8 @@ class Replacement(NamedTuple):
     blob: bytes
 
 
+_SPAN_EVENTS = 11  # field numbers in OTLP's Span and Span.Event
+_EVENT_NAME = 2
 _NO_U4: NDArray[np.uint32] = np.empty(0, "<u4")
 
 
@@ -247,6 +250,20 @@ class Batch:
         index = np.full(len(self.spans), -1, np.int64)
         index[column["row"]] = np.arange(len(column))
         return index
+
+    def event_names(self, records: NDArray[np.void]) -> list[bytes | None]:
+        """For each EVENT record the name of its event; None where that cannot be told.
+
+        Not for the hot path: the spans of the records are walked in Python.
+        """
+        names: list[bytes | None] = [None] * len(records)
+        for row in np.unique(records["row"]):
+            span = self.spans[row]
+            events = _events(self.data, int(span["body"]), int(span["off"]) + int(span["len"]))
+            for index in np.flatnonzero(records["row"] == row):
+                at = int(records["kv_off"][index])
+                names[index] = next((name for start, end, name in events if start <= at < end), None)
+        return names
 
     def text(self, off: int, length: int) -> str:
         """The text of one slice of the data."""
@@ -366,6 +383,16 @@ class Batch:
             self.inserts.append(
                 Insert(kind, key.encode(), np.ascontiguousarray(rows, "<u4"), values, lens, blob)
             )
+
+
+def _events(data: bytes, start: int, end: int) -> list[tuple[int, int, bytes]]:
+    """Where a span's events lie, and their names."""
+    found = []
+    for number, first, last in sized_fields(data, start, end):
+        if number == _SPAN_EVENTS:
+            names = [data[a:b] for n, a, b in sized_fields(data, first, last) if n == _EVENT_NAME]
+            found.append((first, last, names[-1] if names else b""))
+    return found
 
 
 def _lengths(pieces: Sequence[bytes]) -> NDArray[np.uint32]:

@@ -7,13 +7,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from google.protobuf.message import DecodeError
-from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
-from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
 from otel_bridge import catalog
-from otel_bridge.model import ValueType
 from otel_bridge.processors.redact.truncate import truncated
-from otel_bridge.processors.redact.values import as_text, change_strings, raw, read
+from otel_bridge.processors.redact.values import (
+    as_text,
+    attributes,
+    change_strings,
+    encoded_int,
+    encoded_text,
+    raw,
+    read,
+)
+from otel_bridge.wire import sized, varint
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,6 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from otel_bridge.batch import Batch
+    from otel_bridge.processors.redact.values import Attribute
 
 
 class Changes:
@@ -34,8 +42,9 @@ class Changes:
         self.batch = batch
         self.actions: Counter[str] = Counter()
         self._cut: list[NDArray[np.uint32]] = []
-        self._values: dict[int, AnyValue] = {}
-        self._records: dict[int, np.void] = {}
+        # By where the attribute begins: what it is, its new value (an encoded AnyValue), its bytes before.
+        self._attributes: dict[int, Attribute] = {}
+        self._values: dict[int, bytes] = {}
         self._before: dict[int, int] = {}
 
     def drop(self, records: NDArray[np.void]) -> None:
@@ -44,9 +53,15 @@ class Changes:
         self._cut.append(records["kv_off"])
         self.actions["drop"] += len(records)
 
-    def set_text(self, action: str, record: np.void, text: bytes) -> None:
+    def left(self, records: NDArray[np.void]) -> NDArray[np.void]:
+        """Of some records those that have not been removed."""
+        if not self._cut or not len(records):
+            return records
+        return records[~np.isin(records["kv_off"], np.concatenate(self._cut))]
+
+    def set_text(self, action: str, attribute: Attribute, text: bytes) -> None:
         """Make an attribute a string."""
-        self._set(action, record, AnyValue(string_value=text.decode()))
+        self._set(action, attribute, encoded_text(text))
 
     def change(self, action: str, records: NDArray[np.void], how: Callable[[bytes], bytes]) -> None:
         """Change the strings of attributes; `how` returns the same object where it changes nothing.
@@ -54,66 +69,68 @@ class Changes:
         A value too deep to be read is removed: what cannot be looked at must not leave.
         """
         unreadable = []
-        for index, record in enumerate(records):
-            at = int(record["kv_off"])
-            if at not in self._values and record["type"] == ValueType.STRING:
-                before = raw(self.batch, record)
+        for index, attribute in enumerate(attributes(records)):
+            if attribute.is_string and attribute.kv_off not in self._values:
+                before = raw(self.batch.data, attribute)
                 after = how(before)
                 if after is not before:
-                    self.set_text(action, record, after)
+                    self.set_text(action, attribute, after)
                 continue
             try:
-                value = self._values.get(at) or read(self.batch, record)
+                value = self._value(attribute)
             except DecodeError:
                 unreadable.append(index)
                 continue
             if change_strings(value, how):
-                self._set(action, record, value)
+                self._set(action, attribute, value.SerializeToString())
         if unreadable:
             self.drop(records[unreadable])
 
-    def left(self, records: NDArray[np.void]) -> NDArray[np.void]:
-        """Of some records those that have not been removed."""
-        if not self._cut or not len(records):
-            return records
-        return records[~np.isin(records["kv_off"], np.concatenate(self._cut))]
-
     def truncate(self, limit: int) -> None:
         """Cut whatever is longer than `limit` bytes; beside it stands how long it was."""
-        for record in self.left(self.batch.oversized):
-            self._records.setdefault(int(record["kv_off"]), record)
-        for at, record in self._records.items():
-            value = self._values.get(at)
-            text = as_text(read(self.batch, record) if value is None else value)
+        for attribute in attributes(self.left(self.batch.oversized)):
+            self._attributes.setdefault(attribute.kv_off, attribute)
+        for at, attribute in self._attributes.items():
+            text = as_text(self._value(attribute))
             if len(text) > limit:
                 self._before[at] = len(text)
-                self._set("truncate", record, AnyValue(string_value=truncated(text, limit).decode()))
+                self.set_text("truncate", attribute, truncated(text, limit))
 
     def commit(self) -> None:
         """Note the edits."""
-        records = [self._records[at] for at in self._values]
+        if not self._values:
+            return
+        changed = [self._attributes[at] for at in self._values]
         self.batch.replace_fields(
-            np.array([record["kv_off"] for record in records], "<u4"),
-            np.array([record["kv_len"] for record in records], "<u4"),
-            [self._fields(at, value) for at, value in self._values.items()],
+            np.array([attribute.kv_off for attribute in changed], "<u4"),
+            np.array([attribute.kv_len for attribute in changed], "<u4"),
+            [self._fields(attribute, self._values[attribute.kv_off]) for attribute in changed],
         )
 
-    def _fields(self, at: int, value: AnyValue) -> bytes:
+    def _value(self, attribute: Attribute) -> AnyValue:
+        changed = self._values.get(attribute.kv_off)
+        return read(self.batch.data, attribute) if changed is None else AnyValue.FromString(changed)
+
+    def _set(self, action: str, attribute: Attribute, value: bytes) -> None:
+        self._values[attribute.kv_off] = value
+        self._attributes[attribute.kv_off] = attribute
+        self.actions[action] += 1
+
+    def _fields(self, attribute: Attribute, value: bytes) -> bytes:
         """What stands instead of an attribute: the changed one, and what is told beside it."""
-        data, record = self.batch.data, self._records[at]
-        start = int(record["key_off"])
-        key = data[start : start + int(record["key_len"])].decode()
-        attributes = [KeyValue(key=key, value=value)]
-        if at in self._before:
-            mark = catalog.TRUNCATED_TEMPLATE.format(key=key)
-            attributes.append(KeyValue(key=mark, value=AnyValue(int_value=self._before[at])))
+        data = self.batch.data
+        key = data[attribute.key_off : attribute.key_off + attribute.key_len]
         # Attributes have another field number in spans, events and resources; it is that of what stood here.
         # The low seven bits hold the whole tag, also where a sender wrote it longer.
-        tag = bytes((data[at] & 0x7F,))
-        return b"".join(tag + Resource(attributes=[one]).SerializeToString()[1:] for one in attributes)
+        tag = bytes((data[attribute.kv_off] & 0x7F,))
+        fields = _key_value(tag, key, value)
+        before = self._before.get(attribute.kv_off)
+        if before is not None:
+            mark = catalog.TRUNCATED_TEMPLATE.format(key=key.decode()).encode()
+            fields += _key_value(tag, mark, encoded_int(before))
+        return fields
 
-    def _set(self, action: str, record: np.void, value: AnyValue) -> None:
-        at = int(record["kv_off"])
-        self._values[at] = value
-        self._records[at] = record
-        self.actions[action] += 1
+
+def _key_value(tag: bytes, key: bytes, value: bytes) -> bytes:
+    pair = sized(1, key) + sized(2, value)
+    return tag + varint(len(pair)) + pair

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from otel_bridge.processors.redact.patterns import BUILT_IN, compiled
-from otel_bridge.units import ByteSize  # noqa: TC001 (pydantic reads it)
+from otel_bridge.units import ByteSize
 
 LEAST_CAP = 64
 """Bytes; below it a cap would leave nothing that could be read."""

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from otel_bridge.model import Scope
-from otel_bridge.processors.redact.events import event_names
 from otel_bridge.vocabulary import CONTENT, HARMLESS_LEAVES
 
 if TYPE_CHECKING:
@@ -100,6 +99,8 @@ class ContentColumns:
         records = np.concatenate(found)
         if not len(records):
             return None
+        if len(found) == 1:
+            return records
         _, first = np.unique(records["kv_off"], return_index=True)
         return records if len(first) == len(records) else records[first]
 
@@ -110,7 +111,7 @@ class ContentColumns:
         events = self._events.get(slot)
         if events is not None:
             # An event whose name cannot be told may be any of them.
-            return records[[name is None or name in events for name in event_names(batch, records)]]
+            return records[[name is None or name in events for name in batch.event_names(records)]]
         return records
 
 

@@ -15,8 +15,10 @@ if TYPE_CHECKING:
     Expression = re.Pattern[bytes]
 
 JSON_OPENERS = (b"{", b"[", b'"')
+_MOST_MISSES = 1_000
+"""Lookalikes in one text that are checked; where there are so many, further ones are hidden unchecked."""
 DEEPEST = 100
-"""Levels of JSON that are masked value by value; what lies below is masked as one text."""
+"""Levels of JSON that are masked value by value; what lies below is hidden whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +144,7 @@ class Masker:
         found: dict[str, int] = {}
         masked = self._replace(text, found)
         if found and text.lstrip()[:1] in JSON_OPENERS and _is_json(text) and not _is_json(masked):
-            found.clear()
-            masked = orjson.dumps(self._leaves(orjson.loads(text), found, DEEPEST))
+            masked = orjson.dumps(self._leaves(orjson.loads(text), DEEPEST))
         for name, count in found.items():
             hits[name] = hits.get(name, 0) + count
         return masked if found else text
@@ -153,31 +154,32 @@ class Masker:
             text = _substitute(kind, text, found)
         return text
 
-    def _leaves(self, value: Any, found: dict[str, int], depth: int) -> Any:
+    def _leaves(self, value: Any, depth: int) -> Any:
         if isinstance(value, str):
-            return self._replace(value.encode(), found).decode()
+            return self._replace(value.encode(), {}).decode()
         if isinstance(value, list | dict) and not depth:
-            return self._replace(orjson.dumps(value), found).decode()
+            return "[nested]"
         if isinstance(value, list):
-            return [self._leaves(item, found, depth - 1) for item in value]
+            return [self._leaves(item, depth - 1) for item in value]
         if isinstance(value, dict):
-            return {
-                self._leaves(key, found, depth - 1): self._leaves(item, found, depth - 1)
-                for key, item in value.items()
-            }
+            return {self._leaves(key, depth): self._leaves(item, depth - 1) for key, item in value.items()}
         if isinstance(value, int | float) and not isinstance(value, bool):
             shown = orjson.dumps(value)
-            masked = self._replace(shown, found)
+            masked = self._replace(shown, {})
             return value if masked == shown else masked.decode()
         return value
 
 
 def _substitute(kind: _Kind, text: bytes, found: dict[str, int]) -> bytes:
     pieces: list[bytes] = []
-    done = position = count = 0
+    done = position = count = misses = 0
+    check = kind.check
     while (match := kind.expression.search(text, position)) is not None:
         start, end = match.span()
-        if kind.check is not None and not kind.check(match.group()):
+        if check is not None and not check(match.group()):
+            misses += 1
+            if misses == _MOST_MISSES:
+                check = None
             position = start + 1  # what looks like one may begin within what only looked like one
             continue
         if end > start:

@@ -15,7 +15,7 @@ from otel_bridge.processors.redact import exceptions
 from otel_bridge.processors.redact.changes import Changes
 from otel_bridge.processors.redact.content import ContentColumns, Slots, harmless
 from otel_bridge.processors.redact.patterns import Masker
-from otel_bridge.processors.redact.values import as_text, raw, read
+from otel_bridge.processors.redact.values import as_text, attributes, raw, read
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 EXCEPTION_KEYS = ("exception.message", "exception.stacktrace", "error.message")
 _OF_A_SPAN = (Scope.SPAN, Scope.EVENT)
-_TEXTUAL = (ValueType.STRING, ValueType.BYTES, ValueType.ARRAY, ValueType.KVLIST)
 _HASH_BYTES = 16
 _ACTIONS = ("drop", "hash", "mask", "truncate")
 
@@ -87,9 +86,10 @@ class Redact:
         if self._action == "drop":
             changes.drop(found)
         elif self._action == "hash":
-            for record in found[~harmless(changes.batch, found)]:
-                if record["type"] != ValueType.EMPTY:
-                    changes.set_text("hash", record, self._hash(raw(changes.batch, record)))
+            data = changes.batch.data
+            found = found[(found["type"] != ValueType.EMPTY) & ~harmless(changes.batch, found)]
+            for attribute in attributes(found):
+                changes.set_text("hash", attribute, self._hash(raw(data, attribute)))
         else:
             self._mask(changes, found, hits)
 
@@ -97,9 +97,8 @@ class Redact:
         return hashlib.blake2b(content, key=self._key, digest_size=_HASH_BYTES).hexdigest().encode()
 
     def _mask(self, changes: Changes, records: NDArray[np.void], hits: dict[str, int]) -> None:
-        batch = changes.batch
-        texts = [raw(batch, record) for record in records if record["type"] != ValueType.EMPTY]
-        if self._masker.may_match(texts):
+        data = changes.batch.data
+        if self._masker.may_match([raw(data, one) for one in attributes(records) if one.may_hold_text]):
             changes.change("mask", records, lambda text: self._masker.mask(text, hits))
 
     def _treat_exceptions(self, changes: Changes, found: NDArray[np.void] | None) -> None:
@@ -122,9 +121,9 @@ class Redact:
     def _content_of(self, batch: Batch, found: NDArray[np.void], row: int) -> Iterator[bytes]:
         """The content of one span, its events included."""
         wants = batch.plan.wants
-        for record in found[found["row"] == row]:
-            if wants[record["slot"]].scope in _OF_A_SPAN and record["type"] in _TEXTUAL:
-                yield as_text(read(batch, record))
+        for attribute in attributes(found[found["row"] == row]):
+            if attribute.may_hold_text and wants[attribute.slot].scope in _OF_A_SPAN:
+                yield as_text(read(batch.data, attribute))
 
 
 def _columns(columns: PlanBuilder, keys: tuple[str, ...], scopes: Iterable[Scope] = tuple(Scope)) -> Slots:

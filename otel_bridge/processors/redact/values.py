@@ -3,46 +3,78 @@
 from __future__ import annotations
 
 import base64
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValueList
 
 from otel_bridge.model import ValueType
+from otel_bridge.wire import sized, varint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    import numpy as np
+    from numpy.typing import NDArray
 
-    from otel_bridge.batch import Batch
+_STRING = int(ValueType.STRING)
+_BYTES = int(ValueType.BYTES)
+_ARRAY = int(ValueType.ARRAY)
+_KVLIST = int(ValueType.KVLIST)
+_SIZED = frozenset((_STRING, _BYTES, _ARRAY, _KVLIST))
 
-_SIZED = (ValueType.STRING, ValueType.BYTES, ValueType.ARRAY, ValueType.KVLIST)
+
+class Attribute(NamedTuple):
+    """A record of `batch.ATTRIBUTE` as plain numbers, which Python reads ten times faster."""
+
+    value: int
+    row: int
+    off: int
+    len: int
+    key_off: int
+    key_len: int
+    kv_off: int
+    kv_len: int
+    slot: int
+    type: int
+    pad: int
+
+    @property
+    def is_string(self) -> bool:
+        """Whether the value is a string."""
+        return self.type == _STRING
+
+    @property
+    def may_hold_text(self) -> bool:
+        """Whether the value is a string, bytes, an array or a list of pairs."""
+        return self.type in _SIZED
 
 
-def raw(batch: Batch, record: np.void) -> bytes:
+def attributes(records: NDArray[Any]) -> list[Attribute]:
+    """Records as plain numbers."""
+    return list(map(Attribute._make, records.tolist()))
+
+
+def raw(data: bytes, attribute: Attribute) -> bytes:
     """What a value holds, as bytes: the text, the encoded message, or a number's own eight bytes."""
-    if record["type"] in _SIZED:
-        start = int(record["off"])
-        return batch.data[start : start + int(record["len"])]
-    return int(record["value"]).to_bytes(8, "little", signed=True)
+    if attribute.type in _SIZED:
+        return data[attribute.off : attribute.off + attribute.len]
+    return attribute.value.to_bytes(8, "little", signed=True)
 
 
-def read(batch: Batch, record: np.void) -> AnyValue:
+def read(data: bytes, attribute: Attribute) -> AnyValue:
     """A value that holds text or may: a string, bytes, an array, a list of pairs; others are empty.
 
     Raises:
         google.protobuf.message.DecodeError: a nested value is nested too deep.
     """
-    kind = record["type"]
-    if kind == ValueType.STRING:
-        return AnyValue(string_value=raw(batch, record).decode())
-    if kind == ValueType.BYTES:
-        return AnyValue(bytes_value=raw(batch, record))
-    if kind == ValueType.ARRAY:
-        return AnyValue(array_value=ArrayValue.FromString(raw(batch, record)))
-    if kind == ValueType.KVLIST:
-        return AnyValue(kvlist_value=KeyValueList.FromString(raw(batch, record)))
+    if attribute.type == _STRING:
+        return AnyValue(string_value=raw(data, attribute).decode())
+    if attribute.type == _BYTES:
+        return AnyValue(bytes_value=raw(data, attribute))
+    if attribute.type == _ARRAY:
+        return AnyValue(array_value=ArrayValue.FromString(raw(data, attribute)))
+    if attribute.type == _KVLIST:
+        return AnyValue(kvlist_value=KeyValueList.FromString(raw(data, attribute)))
     return AnyValue()
 
 
@@ -92,3 +124,13 @@ def _plain(value: AnyValue) -> Any:
     if which == "bytes_value":
         return base64.b64encode(value.bytes_value).decode()
     return getattr(value, which)
+
+
+def encoded_text(text: bytes) -> bytes:
+    """An AnyValue that is a string."""
+    return sized(1, text)
+
+
+def encoded_int(number: int) -> bytes:
+    """An AnyValue that is an integer, not negative."""
+    return bytes((3 << 3,)) + varint(number)

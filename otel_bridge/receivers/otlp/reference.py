@@ -95,6 +95,11 @@ class ReferenceBatch(Batch):
 
     tree: Tree = field(kw_only=True)
 
+    def event_names(self, records: np.ndarray[Any, np.dtype[np.void]]) -> list[bytes | None]:
+        """For each EVENT record the name of its event; see `Batch.event_names`."""
+        homes = [self.tree.homes[at] for at in records["kv_off"].tolist()]
+        return [self.tree.spans[home.owner].events[home.part].name for home in homes]
+
     def splice(self) -> bytes:
         """The request with the edits worked in; see `Batch.splice`."""
         return self.codec.splice(self) if self.edited else self.tree.data
