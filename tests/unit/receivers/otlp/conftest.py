@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,9 @@ METHOD_OF = {signal: method for method, signal in METHODS.items()}
 def request_of_size(size: int) -> bytes:
     """A request of exactly so many bytes, 7 at least: one unknown field of zeros."""
     length = size - 7
-    return b"\xc2\x3e" + bytes([length >> 7 * place & 0x7F | 0x80 for place in range(4)]) + b"\0" + bytes(length)
+    return (
+        b"\xc2\x3e" + bytes([length >> 7 * place & 0x7F | 0x80 for place in range(4)]) + b"\0" + bytes(length)
+    )
 
 
 @dataclass
@@ -116,7 +119,7 @@ class Running:
             sent["Content-Type"] = content_type
         url = f"http://127.0.0.1:{self.receiver.http_port}{path}"
         async with self.session.request(
-            method, url, data=body, headers=sent, skip_auto_headers=("Content-Type",), **options
+            method, url, data=io.BytesIO(body), headers=sent, skip_auto_headers=("Content-Type",), **options
         ) as response:
             return Reply(response.status, response.headers, await response.read())
 
