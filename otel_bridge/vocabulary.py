@@ -77,6 +77,19 @@ _PROMPT = (
     "input",
     "prompt",
     "gcp.vertex.agent.llm_request",
+    "gen_ai.prompt_json",
+    "gen_ai.task.input",
+    "gen_ai.workflow.input",
+    "gen_ai.agent.instructions",
+    "braintrust.input",
+    "braintrust.input_json",
+    "langwatch.input",
+    "lk.input_text",
+    "lk.chat_ctx",
+    "tfy.input",
+    "llm.input",
+    "raw_input",
+    "user_prompt",
 )
 _COMPLETION = (
     "gen_ai.output.messages",
@@ -102,6 +115,16 @@ _COMPLETION = (
     "completion",
     "final_result",
     "gcp.vertex.agent.llm_response",
+    "gen_ai.completion_json",
+    "gen_ai.task.output",
+    "gen_ai.workflow.output",
+    "gen_ai.content.reasoning",
+    "braintrust.output",
+    "braintrust.output_json",
+    "langwatch.output",
+    "lk.response.text",
+    "tfy.output",
+    "llm.output",
 )
 _TOOL = (
     "gen_ai.tool.definitions",
@@ -124,6 +147,15 @@ _TOOL = (
     "ai.toolCall.result",
     "gcp.vertex.agent.tool_call_args",
     "gcp.vertex.agent.tool_response",
+    "gen_ai.tool.args",
+    "gen_ai.agent.action.tool_input",
+    "lk.function_tool.output",
+    "mcp.tool.arguments",
+    "mcp.tool.result",
+    "mcp.params",
+    "mcp.result",
+    "mcp.sampling.messages",
+    "mlflow.chat.tools",
 )
 _PAYLOAD = (
     # Bodies, as HTTP and gRPC instrumentations and proxies put them on spans
@@ -156,6 +188,8 @@ _PAYLOAD = (
 _PREFIXES = (
     ("gen_ai.prompt.", Content.PROMPT),
     ("gen_ai.completion.", Content.COMPLETION),
+    ("traceloop.prompt.template_variables.", Content.PROMPT),
+    ("openclaw.content.", Content.PAYLOAD),
     ("llm.input_messages.", Content.PROMPT),
     ("llm.output_messages.", Content.COMPLETION),
     ("llm.prompts.", Content.PROMPT),
