@@ -1,0 +1,203 @@
+"""Each topology of collector-config/, with the real Collector and the bridge beside it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import urllib.request
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+import grpc
+import pytest
+
+from otel_bridge.testing import attributes_of, spans_of, trace_request
+from tests.support.processes import ROOT, Process, collector_binary, eventually, free_port, running
+from tests.support.sinks import SERVICES, GrpcSink
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+TOPOLOGIES = ("sidecar", "node-agent", "gateway")
+TRACES = 23
+
+pytestmark = pytest.mark.collector
+
+
+@dataclass
+class Pair:
+    """One Collector and one bridge, as the topology's two files have them."""
+
+    grpc_port: int
+    prometheus_port: int
+    collector: Process
+    bridge: Process
+
+
+class Site:
+    """Starts pairs; everything is stopped with it."""
+
+    def __init__(self, topology: str, directory: Path) -> None:
+        self.files = ROOT / "collector-config" / topology
+        self._directory = directory
+        self._exit = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._exit.close()
+
+    def start(self, backend: GrpcSink, bridges: tuple[int, int] | None = None, own: int = 0) -> Pair:
+        """Start one; `bridges` are the bridges' ports of both replicas, `own` says which is this one's."""
+        ports = {name: free_port() for name in ("grpc", "http", "back", "health", "prometheus", "metrics")}
+        bridges = bridges or (free_port(), free_port())
+        environment = {
+            **os.environ,
+            "OTLP_GRPC": f"127.0.0.1:{ports['grpc']}",
+            "OTLP_HTTP": f"127.0.0.1:{ports['http']}",
+            "FROM_BRIDGE": f"127.0.0.1:{ports['back']}",
+            "HEALTH": f"127.0.0.1:{ports['health']}",
+            "PROMETHEUS": f"127.0.0.1:{ports['prometheus']}",
+            "BRIDGE": f"127.0.0.1:{bridges[own]}",
+            "BRIDGE_A": f"127.0.0.1:{bridges[0]}",
+            "BRIDGE_B": f"127.0.0.1:{bridges[1]}",
+            "BRIDGE_METRICS": f"127.0.0.1:{ports['metrics']}",
+            "BRIDGE_STORAGE": str(self._directory / f"queue-{own}"),
+            "BACKEND": f"127.0.0.1:{backend.port}",
+            "NODE_NAME": "node-7",
+            "DECISION_WAIT": "1s",
+            "SAMPLING_PERCENTAGE": "100",
+        }
+        collector = Process(
+            [str(collector_binary()), "--config", str(self.files / "collector.yaml")],
+            self._directory / f"collector-{own}.log",
+            environment,
+        )
+        self._exit.enter_context(running(collector))
+        bridge = Process(
+            [sys.executable, "-m", "otel_bridge", "run", "-c", str(self.files / "bridge.yaml")],
+            self._directory / f"bridge-{own}.log",
+            environment,
+        )
+        self._exit.enter_context(running(bridge))
+        collector.wait_for_http(f"http://127.0.0.1:{ports['health']}/")
+        bridge.wait_for_http(f"http://127.0.0.1:{ports['metrics']}/readyz")
+        return Pair(ports["grpc"], ports["prometheus"], collector, bridge)
+
+
+@pytest.fixture
+def backend() -> Iterator[GrpcSink]:
+    """What the Collector's second pipeline sends to."""
+    with GrpcSink() as sink:
+        yield sink
+
+
+def export(port: int, request: bytes) -> None:
+    """One OTLP/gRPC export, as an application makes it."""
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        call = channel.unary_unary(f"/{SERVICES['traces']}/Export")
+        call(request, timeout=20, wait_for_ready=True)
+
+
+def server_span(trace: int, span: int) -> dict[str, object]:
+    """A span as an HTTP server writes it for an LLM request."""
+    return {
+        "trace_id": trace.to_bytes(16, "big"),
+        "span_id": span.to_bytes(8, "big"),
+        "name": "POST /v1/completions",
+        "attributes": {
+            "http.request.header.x-model-id": ["llama-3"],
+            "http.request.body.content": '{"model":"llama-3","prompt":"Grüße"}',
+            "url.query": "batch_size=4",
+        },
+    }
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_the_files_are_valid(topology):
+    """The Collector and the bridge each accept their half as it stands, without a word of warning."""
+    files = ROOT / "collector-config" / topology
+    for command in (
+        [collector_binary(), "validate", "--config", files / "collector.yaml"],
+        [sys.executable, "-m", "otel_bridge", "check", "-c", files / "bridge.yaml"],
+    ):
+        ended = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert ended.returncode == 0, ended.stderr
+        assert "warn" not in ended.stderr.lower()
+        assert "deprecat" not in ended.stderr.lower()
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_a_span_goes_through(topology, backend, tmp_path):
+    """In at the Collector, through the bridge, out at the Collector: enriched, its prompt gone."""
+    with Site(topology, tmp_path) as site:
+        pair = site.start(backend, (port := free_port(), port))
+        export(pair.grpc_port, trace_request([server_span(1, 1)]))
+        (span,) = eventually("the span at the backend", backend.spans)
+    attributes = attributes_of(span.attributes)
+    assert attributes["llm.model.id"] == "llama-3"
+    assert attributes["llm.prompt.len"] == len("Grüße".encode())
+    assert attributes["llm.inference.batch_size"] == 4
+    assert "Grüße" not in str(attributes)
+
+
+def test_node_agent_derives_metrics_by_model(backend, tmp_path):
+    """RED metrics for Prometheus carry the model that the bridge wrote, and spans the node's name."""
+    with Site("node-agent", tmp_path) as site:
+        pair = site.start(backend)
+        export(pair.grpc_port, trace_request([server_span(1, number) for number in range(1, 1 + TRACES)]))
+        eventually("the spans at the backend", lambda: len(backend.spans()) == TRACES)
+
+        def scraped() -> str:
+            with urllib.request.urlopen(
+                f"http://127.0.0.1:{pair.prometheus_port}/metrics", timeout=5
+            ) as answer:
+                return answer.read().decode()
+
+        exposed = eventually("span metrics", lambda: text if "calls_total" in (text := scraped()) else "")
+        calls = next(
+            line for line in exposed.splitlines() if line.startswith("traces_span_metrics_calls_total{")
+        )
+        assert 'llm_model_id="llama-3"' in calls
+        assert calls.split("} ")[1].split()[0] == str(TRACES)
+        requests = [data for signal, data in backend.requests if signal == "traces"]
+        assert all(b"k8s.node.name" in data and b"node-7" in data for data in requests)
+
+
+def test_gateway_brings_a_trace_together(backend, tmp_path):
+    """Halves of a trace that reach different Collectors leave through the same bridge."""
+    bridges = free_port(), free_port()
+    with GrpcSink() as other, Site("gateway", tmp_path) as site:
+        pairs = [site.start(sink, bridges, own) for own, sink in enumerate((backend, other))]
+        for half, pair in enumerate(pairs):
+            spans = [server_span(trace, 2 * trace + half) for trace in range(1, 1 + TRACES)]
+            export(pair.grpc_port, trace_request(spans))
+        eventually(
+            "every span at one of the backends",
+            lambda: len(backend.spans()) + len(other.spans()) == 2 * TRACES,
+        )
+    by_backend = [sorted(span.trace_id for span in sink.spans()) for sink in (backend, other)]
+    assert not set(by_backend[0]) & set(by_backend[1])
+    assert by_backend[0]
+    assert by_backend[1]
+
+
+def test_a_load_generator_nobody_here_wrote(backend, tmp_path):
+    """What telemetrygen sends arrives whole."""
+    with Site("sidecar", tmp_path) as site:
+        pair = site.start(backend)
+        command = [collector_binary("telemetrygen"), "traces", "--otlp-insecure", "--traces", str(TRACES)]
+        command += ["--child-spans", "2", "--otlp-endpoint", f"127.0.0.1:{pair.grpc_port}"]
+        subprocess.run(
+            command,
+            check=True,
+            capture_output=True,
+            timeout=60,
+        )
+        eventually("telemetrygen's spans", lambda: len(backend.spans()) == 3 * TRACES)
+    assert len(set(backend.span_ids())) == 3 * TRACES
+    assert len({span.trace_id for signal, data in backend.requests for span in spans_of(data)}) == TRACES
