@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -296,11 +297,16 @@ def _expected(detail: ErrorDetails) -> str:
 
 def _keys_allowed(parents: tuple[str, ...]) -> set[str]:
     """The keys that a mapping at this path may have, read off the models."""
-    schema = Settings.model_json_schema()
-    node: dict[str, Any] = schema
+    schema = _schema()
+    node = schema
     for key in parents:
         node = _child(schema, node, key)
     return set(_resolved(schema, node).get("properties", {}))
+
+
+@cache
+def _schema() -> dict[str, Any]:
+    return Settings.model_json_schema()
 
 
 def _child(schema: dict[str, Any], node: dict[str, Any], key: str) -> dict[str, Any]:

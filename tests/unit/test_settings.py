@@ -151,7 +151,7 @@ def test_secrets_are_masked(write):
     path = write(
         yaml.safe_dump(
             {
-                "receivers": {"otlp": {"auth": {"bearer_tokens": [secret]}}},
+                "receivers": {"otlp": {"protocols": {"http": {"auth": {"bearer_tokens": [secret]}}}}},
                 "exporters": {"otlp": {"endpoint": "127.0.0.1:1", "headers": {"authorization": secret}}},
             }
         )
