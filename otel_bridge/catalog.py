@@ -213,6 +213,24 @@ LLM_MODEL_ID = Attribute(
 )
 LLM_PROMPT_LEN = Attribute("llm.prompt.len", "int", "By", "UTF-8 bytes of the prompt's text.")
 LLM_BATCH_SIZE = Attribute("llm.inference.batch_size", "int", "{request}", "Requests in the inference batch.")
+GEN_AI_SERVER_QUEUE_TIME = Attribute(
+    "gen_ai.server.queue.duration", "double", "s", "Time that the request waited before its first batch."
+)
+GEN_AI_SERVER_PREFILL_TIME = Attribute(
+    "gen_ai.server.prefill.duration", "double", "s", "Time in the model until the first token."
+)
+GEN_AI_SERVER_DECODE_TIME = Attribute(
+    "gen_ai.server.decode.duration", "double", "s", "Time in the model after the first token."
+)
+GEN_AI_SERVER_INFERENCE_TIME = Attribute(
+    "gen_ai.server.inference.duration", "double", "s", "Time in the model, prefill and decode."
+)
+GEN_AI_SERVER_REQUEST_DURATION = Attribute(
+    "gen_ai.server.request.duration", "double", "s", "Time from the request's arrival to its last token."
+)
+GEN_AI_SERVER_TIME_PER_OUTPUT_TOKEN = Attribute(
+    "gen_ai.server.time_per_output_token", "double", "s", "Time a token after the first one."
+)
 ENRICH_SOURCE_TEMPLATE = "otel_bridge.enrich.{target}.source"
 """Which source won; written only when `processors.enrich.explain` is on."""
 

@@ -87,6 +87,7 @@ class KernelEventKind(IntEnum):
     BLOCK_SUM = 21
     OOM_KILL = 30
     RECLAIM = 31
+    MEMORY_SUM = 32
     TLS_HANDSHAKE = 40
     USER = 50
     PROCESS_EXEC = 60

@@ -10,6 +10,8 @@
 #include "counters.bpf.h"
 #include "event.h"
 
+enum { GLIBC_DTV_STRIDE = 16 };
+
 /* Process (tgid) → where its threads keep their record. Written by user space and by the process probe;
  * shared by all objects. A process that is not here costs one look-up.
  */
@@ -32,11 +34,19 @@ static __always_inline unsigned long thread_pointer(struct task_struct *task)
 /* The address of the thread's TLS variable, or 0 when the thread has none yet. */
 static __always_inline unsigned long tls_variable(const struct thread_layout *layout, unsigned long pointer)
 {
-	unsigned long dtv = 0, block = 0;
+	unsigned long dtv = 0, entries = 0, block = 0;
 
 	if (!layout->module)
 		return pointer + layout->offset;
 	if (bpf_probe_read_user(&dtv, sizeof(dtv), (void *)(pointer + layout->dtv_pointer)))
+		return 0;
+	/* A thread's DTV may be too short for a module that was loaded later. glibc counts its entries in the
+	 * one before the first, musl in entry 0.
+	 */
+	if (bpf_probe_read_user(&entries, sizeof(entries),
+				(void *)(layout->dtv_stride == GLIBC_DTV_STRIDE ? dtv - GLIBC_DTV_STRIDE : dtv)))
+		return 0;
+	if (layout->module > entries)
 		return 0;
 	if (bpf_probe_read_user(&block, sizeof(block),
 				(void *)(dtv + (unsigned long)layout->module * layout->dtv_stride)))

@@ -21,11 +21,17 @@ struct thread_struct {
 	unsigned long tp_value; /* arm64: in `uw` */
 };
 
+struct signal_struct {
+	struct {
+		int counter;
+	} live; /* threads that have not exited */
+};
+
 struct task_struct {
 	int pid;
 	int tgid;
 	unsigned int __state;
-	struct task_struct *group_leader;
+	struct signal_struct *signal;
 	struct thread_struct thread;
 	char comm[16];
 };

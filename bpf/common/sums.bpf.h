@@ -1,0 +1,56 @@
+/* Sums per span, kept in the kernel: what happens too often to be an event each time.
+ *
+ * Two tables take turns. The slot `sums` says which one is filled; user space puts the other one there and
+ * empties the first. Replacing the map in a slot waits until no program uses the old one (1ae80cf31938,
+ * Linux 4.18), so nothing is added to a table that is being emptied, and nothing is lost between the two.
+ *
+ * A row counts as produced when it is made, and is delivered when it is taken: produced = delivered + dropped
+ * holds for sums as it does for events.
+ */
+#ifndef OTEL_BRIDGE_SUMS_BPF_H
+#define OTEL_BRIDGE_SUMS_BPF_H
+
+#include "counters.bpf.h"
+#include "context.h"
+#include "sums.h"
+
+#define SUMS_OF(key_type, value_type)                                                                         \
+	struct sums_table {                                                                                    \
+		__uint(type, BPF_MAP_TYPE_HASH);                                                               \
+		__uint(max_entries, 16384);                                                                    \
+		__type(key, key_type);                                                                         \
+		__type(value, value_type);                                                                     \
+	} sums_a SEC(".maps"), sums_b SEC(".maps");                                                            \
+	struct {                                                                                               \
+		__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);                                                      \
+		__uint(max_entries, 1);                                                                        \
+		__type(key, __u32);                                                                            \
+		__array(values, struct sums_table);                                                            \
+	} sums SEC(".maps") = {.values = {&sums_a}};                                                           \
+                                                                                                               \
+	static __always_inline value_type *sum_of(const key_type *key)                                         \
+	{                                                                                                      \
+		value_type empty = {}, *value;                                                                 \
+		__u32 zero = 0;                                                                                \
+		void *table = bpf_map_lookup_elem(&sums, &zero);                                               \
+                                                                                                               \
+		if (!table)                                                                                    \
+			return NULL;                                                                           \
+		value = bpf_map_lookup_elem(table, key);                                                       \
+		if (value)                                                                                     \
+			return value;                                                                          \
+		count(COUNTER_PRODUCED);                                                                       \
+		if (bpf_map_update_elem(table, key, &empty, BPF_NOEXIST)) {                                    \
+			count(COUNTER_DROPPED);                                                                \
+			return NULL;                                                                           \
+		}                                                                                              \
+		return bpf_map_lookup_elem(table, key);                                                        \
+	}
+
+static __always_inline void raise_to(__u64 *largest, __u64 value)
+{
+	if (value > *largest)
+		*largest = value;
+}
+
+#endif

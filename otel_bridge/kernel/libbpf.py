@@ -1,0 +1,577 @@
+"""libbpf by ctypes: open, size, load and attach CO-RE objects, and use their maps.
+
+Only functions that take opaque pointers are called, so nothing here depends on the layout of a libbpf
+structure, but for the two option structures below, which carry their own size so that they may grow. Works
+with libbpf 1.0 and later.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import re
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from otel_bridge.errors import BridgeError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+_SONAME = "libbpf.so.1"
+_KIND_TYPEDEF = 8  # linux/btf.h
+_STATS_RUN_TIME = 0  # linux/bpf.h: BPF_STATS_RUN_TIME
+_PTR, _INT, _U32, _SIZE, _TEXT = (
+    ctypes.c_void_p,
+    ctypes.c_int,
+    ctypes.c_uint32,
+    ctypes.c_size_t,
+    ctypes.c_char_p,
+)
+_PRINT = ctypes.CFUNCTYPE(_INT, _INT, _TEXT, _PTR)
+
+
+class _UprobeOptions(ctypes.Structure):
+    """struct bpf_uprobe_opts."""
+
+    _fields_ = (
+        ("sz", _SIZE),
+        ("ref_ctr_offset", _SIZE),
+        ("bpf_cookie", ctypes.c_uint64),
+        ("retprobe", ctypes.c_bool),
+        ("func_name", _TEXT),
+    )
+
+
+class _UsdtOptions(ctypes.Structure):
+    """struct bpf_usdt_opts."""
+
+    _fields_ = (("sz", _SIZE), ("usdt_cookie", ctypes.c_uint64))
+
+
+_PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "libbpf_version_string": (_TEXT, ()),
+    "libbpf_set_print": (_PTR, (_PRINT,)),
+    "libbpf_num_possible_cpus": (_INT, ()),
+    "bpf_object__open_file": (_PTR, (_TEXT, _PTR)),
+    "bpf_object__load": (_INT, (_PTR,)),
+    "bpf_object__close": (None, (_PTR,)),
+    "bpf_object__find_map_by_name": (_PTR, (_PTR, _TEXT)),
+    "bpf_object__next_map": (_PTR, (_PTR, _PTR)),
+    "bpf_object__find_program_by_name": (_PTR, (_PTR, _TEXT)),
+    "bpf_object__next_program": (_PTR, (_PTR, _PTR)),
+    "bpf_map__name": (_TEXT, (_PTR,)),
+    "bpf_map__fd": (_INT, (_PTR,)),
+    "bpf_map__reuse_fd": (_INT, (_PTR, _INT)),
+    "bpf_map__key_size": (_U32, (_PTR,)),
+    "bpf_map__value_size": (_U32, (_PTR,)),
+    "bpf_map__max_entries": (_U32, (_PTR,)),
+    "bpf_map__set_max_entries": (_INT, (_PTR, _U32)),
+    "bpf_map__set_initial_value": (_INT, (_PTR, _TEXT, _SIZE)),
+    "bpf_program__name": (_TEXT, (_PTR,)),
+    "bpf_program__section_name": (_TEXT, (_PTR,)),
+    "bpf_program__set_autoload": (_INT, (_PTR, ctypes.c_bool)),
+    "bpf_program__fd": (_INT, (_PTR,)),
+    "bpf_program__attach": (_PTR, (_PTR,)),
+    "bpf_program__attach_uprobe_opts": (_PTR, (_PTR, _INT, _TEXT, _SIZE, _PTR)),
+    "bpf_program__attach_usdt": (_PTR, (_PTR, _INT, _TEXT, _TEXT, _TEXT, _PTR)),
+    "bpf_link__destroy": (_INT, (_PTR,)),
+    "bpf_map_lookup_elem": (_INT, (_INT, _PTR, _PTR)),
+    "bpf_map_update_elem": (_INT, (_INT, _PTR, _PTR, ctypes.c_uint64)),
+    "bpf_map_delete_elem": (_INT, (_INT, _PTR)),
+    "bpf_map_get_next_key": (_INT, (_INT, _PTR, _PTR)),
+    "bpf_map_lookup_and_delete_batch": (_INT, (_INT, _PTR, _PTR, _PTR, _PTR, ctypes.POINTER(_U32), _PTR)),
+    "bpf_enable_stats": (_INT, (_INT,)),
+    "btf__load_vmlinux_btf": (_PTR, ()),
+    "btf__find_by_name_kind": (ctypes.c_int32, (_PTR, _TEXT, _U32)),
+    "btf__free": (None, (_PTR,)),
+}
+
+
+class LibbpfError(BridgeError):
+    """A call into libbpf or the kernel failed.
+
+    Attributes:
+        errno: what the kernel said, positive; 0 when it is not known.
+        log: libbpf's own words, the verifier's log included.
+    """
+
+    def __init__(self, action: str, number: int, log: str = "") -> None:
+        self.errno = number
+        self.log = log
+        name = errno.errorcode.get(number, str(number))
+        cause = _cause(log)
+        super().__init__(f"{action}: {os.strerror(number)} ({name})" + (f"; {cause}" if cause else ""))
+
+
+def _cause(log: str) -> str:
+    """The line of a verifier log, or of libbpf's own words, that says what is wrong."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    before_end = [
+        line
+        for line in lines
+        if not re.match(r"libbpf: (prog|failed|-- END)|-- (BEGIN|END)|processed \d+ insns|\d+: |;", line)
+    ]
+    return (before_end or lines or [""])[-1][:300]
+
+
+class Library:
+    """The loaded libbpf, its messages captured instead of printed.
+
+    Raises:
+        LibbpfError: libbpf is not installed, or lacks a function that is needed.
+    """
+
+    def __init__(self, name: str = _SONAME) -> None:
+        try:
+            self._lib = ctypes.CDLL(name, use_errno=True)
+            for function, (result, arguments) in _PROTOTYPES.items():
+                pointer = getattr(self._lib, function)
+                pointer.restype, pointer.argtypes = result, arguments
+        except (OSError, AttributeError) as error:
+            raise LibbpfError(
+                f"{name} (libbpf 1.0 or later) cannot be used: {error}; "
+                "mend with: apt-get install libbpf1 (Fedora: dnf install libbpf)",
+                errno.ENOENT,
+            ) from error
+        self._messages: list[str] = []
+        self._lock = threading.RLock()
+        self._vsnprintf = ctypes.CDLL(None).vsnprintf
+        self._vsnprintf.argtypes = (_PTR, _SIZE, _TEXT, _PTR)
+        # libbpf keeps the pointer: it must live as long as the process may call it.
+        self._print = _PRINT(self._keep_message)
+        self._lib.libbpf_set_print(self._print)
+
+    def _keep_message(self, level: int, template: bytes, arguments: int) -> int:
+        if level == 0:  # LIBBPF_WARN; the others tell what went well
+            text = ctypes.create_string_buffer(1 << 16)
+            self._vsnprintf(text, len(text), template, arguments)
+            self._messages.append(text.value.decode(errors="replace"))
+        return 0
+
+    @contextmanager
+    def _captured(self) -> Iterator[list[str]]:
+        with self._lock:
+            self._messages.clear()
+            yield self._messages
+
+    @property
+    def version(self) -> str:
+        """As libbpf says it, "v1.1"."""
+        text: bytes = self._lib.libbpf_version_string()
+        return text.decode()
+
+    @property
+    def possible_cpus(self) -> int:
+        """How many values an element of a per-CPU map has."""
+        return self.call("count CPUs", self._lib.libbpf_num_possible_cpus)
+
+    def call(self, action: str, function: Any, *arguments: Any) -> int:
+        """Call a function that answers a negative errno when it fails.
+
+        Raises:
+            LibbpfError: it failed.
+        """
+        with self._captured() as messages:
+            ctypes.set_errno(0)
+            result: int = function(*arguments)
+            if result < 0:
+                raise LibbpfError(action, ctypes.get_errno() or -result, "".join(messages))
+        return result
+
+    def pointer(self, action: str, function: Any, *arguments: Any) -> int:
+        """Call a function that answers NULL when it fails.
+
+        Raises:
+            LibbpfError: it failed.
+        """
+        with self._captured() as messages:
+            ctypes.set_errno(0)
+            result: int | None = function(*arguments)
+            if not result:
+                raise LibbpfError(action, ctypes.get_errno(), "".join(messages))
+        return result
+
+    def __getattr__(self, name: str) -> Any:
+        """A raw function of libbpf, with its prototype set."""
+        if name not in _PROTOTYPES:
+            raise AttributeError(name)
+        return getattr(self._lib, name)
+
+    def kernel_tracepoints(self, names: Sequence[str]) -> dict[str, bool]:
+        """Which raw tracepoints the running kernel has, told from its BTF.
+
+        Raises:
+            LibbpfError: the kernel has no BTF.
+        """
+        btf = self.pointer("read the kernel's BTF", self.btf__load_vmlinux_btf)
+        try:
+            return {
+                name: self.btf__find_by_name_kind(btf, f"btf_trace_{name}".encode(), _KIND_TYPEDEF) > 0
+                for name in names
+            }
+        finally:
+            self.btf__free(btf)
+
+    def enable_stats(self) -> int:
+        """Have the kernel count and time program runs while the returned descriptor is open.
+
+        Raises:
+            LibbpfError: refused.
+        """
+        return self.call("enable BPF run statistics", self.bpf_enable_stats, _STATS_RUN_TIME)
+
+
+class Map:
+    """A BPF map, by file descriptor.
+
+    Args:
+        library: libbpf.
+        fd: the map's descriptor, kept open by whoever gave it.
+        key: the key's dtype.
+        value: the value's dtype, of one CPU for per-CPU maps.
+    """
+
+    def __init__(self, library: Library, fd: int, key: np.dtype[Any], value: np.dtype[Any]) -> None:
+        self._library = library
+        self.fd = fd
+        self._key = key
+        self._value = value
+
+    def get(self, key: Any, *, cpus: int = 1) -> NDArray[Any] | None:
+        """The value of a key, shape (cpus,); None when there is none.
+
+        Raises:
+            LibbpfError: the kernel refused.
+        """
+        raw_key = np.array([key], self._key)
+        # Per-CPU values are handed over in steps of eight bytes; single values need no rounding.
+        stride = self._value.itemsize if cpus == 1 else -(-self._value.itemsize // 8) * 8
+        out = np.zeros((cpus, stride), "u1")
+        try:
+            self._library.call(
+                "read a map",
+                self._library.bpf_map_lookup_elem,
+                self.fd,
+                raw_key.ctypes.data,
+                out.ctypes.data,
+            )
+        except LibbpfError as error:
+            if error.errno == errno.ENOENT:
+                return None
+            raise
+        return np.ascontiguousarray(out[:, : self._value.itemsize]).view(self._value).reshape(cpus)
+
+    def set(self, key: Any, value: Any) -> None:
+        """Write the value of a key.
+
+        Raises:
+            LibbpfError: the map is full, or the kernel refused.
+        """
+        raw_key, raw_value = np.array([key], self._key), np.array([value], self._value)
+        self._library.call(
+            "write a map",
+            self._library.bpf_map_update_elem,
+            self.fd,
+            raw_key.ctypes.data,
+            raw_value.ctypes.data,
+            0,
+        )
+
+    def discard(self, key: Any) -> bool:
+        """Remove a key; False when it was not there.
+
+        Raises:
+            LibbpfError: the kernel refused.
+        """
+        raw_key = np.array([key], self._key)
+        try:
+            self._library.call(
+                "remove from a map", self._library.bpf_map_delete_elem, self.fd, raw_key.ctypes.data
+            )
+        except LibbpfError as error:
+            if error.errno == errno.ENOENT:
+                return False
+            raise
+        return True
+
+    def keys(self) -> NDArray[Any]:
+        """All keys; some may be missed or come twice while a program writes."""
+        found: list[NDArray[Any]] = []
+        previous: int | None = None
+        while True:
+            following = np.zeros(1, self._key)
+            if self._library.bpf_map_get_next_key(self.fd, previous, following.ctypes.data):
+                return np.concatenate(found) if found else np.zeros(0, self._key)
+            found.append(following)
+            previous = following.ctypes.data
+
+    def take_all(self, room: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        """All keys and values of a hash map, removed from it; `room` is the map's max_entries.
+
+        Raises:
+            LibbpfError: the kernel refused.
+        """
+        keys, values = np.zeros(room, self._key), np.zeros(room, self._value)
+        # The cursor is as large as a key, and at least a u32.
+        cursor = np.zeros(max(self._key.itemsize, 4), "u1")
+        taken, first = 0, True
+        while taken < room:
+            count = ctypes.c_uint32(room - taken)
+            result = self._library.bpf_map_lookup_and_delete_batch(
+                self.fd,
+                None if first else cursor.ctypes.data,
+                cursor.ctypes.data,
+                keys[taken:].ctypes.data,
+                values[taken:].ctypes.data,
+                ctypes.byref(count),
+                None,
+            )
+            taken, first = taken + count.value, False
+            if result == 0:
+                continue
+            if ctypes.get_errno() == errno.ENOENT:  # that was the last bucket
+                break
+            raise LibbpfError("empty a map", ctypes.get_errno())
+        return keys[:taken].copy(), values[:taken].copy()
+
+
+class Link:
+    """A program attached somewhere, until `close`."""
+
+    def __init__(self, library: Library, pointer: int) -> None:
+        self._library = library
+        self._pointer = pointer
+
+    def close(self) -> None:
+        """Detach."""
+        pointer, self._pointer = self._pointer, 0
+        if pointer:
+            self._library.bpf_link__destroy(pointer)
+
+
+class Object:
+    """A CO-RE object: opened, adapted, loaded, attached.
+
+    Raises:
+        LibbpfError: the file is no BPF object.
+    """
+
+    def __init__(self, library: Library, path: Path) -> None:
+        self._library = library
+        self.name = path.name.removesuffix(".bpf.o")
+        self._pointer = library.pointer(
+            f"open {path}", library.bpf_object__open_file, os.fsencode(path), None
+        )
+
+    def _map(self, name: str) -> int:
+        return self._library.pointer(
+            f"find map {name} in {self.name}",
+            self._library.bpf_object__find_map_by_name,
+            self._pointer,
+            name.encode(),
+        )
+
+    def _program(self, name: str) -> int:
+        return self._library.pointer(
+            f"find program {name} in {self.name}",
+            self._library.bpf_object__find_program_by_name,
+            self._pointer,
+            name.encode(),
+        )
+
+    @property
+    def maps(self) -> list[str]:
+        """The names of all maps, `.rodata` and the like included."""
+        return self._names(self._library.bpf_object__next_map, self._library.bpf_map__name)
+
+    @property
+    def programs(self) -> list[str]:
+        """The names of all programs."""
+        return self._names(self._library.bpf_object__next_program, self._library.bpf_program__name)
+
+    def _names(self, following: Any, name_of: Any) -> list[str]:
+        names, item = [], following(self._pointer, None)
+        while item:
+            names.append(name_of(item).decode())
+            item = following(self._pointer, item)
+        return names
+
+    def section(self, program: str) -> str:
+        """The section that says what a program attaches to, "tp_btf/sched_switch"."""
+        text: bytes = self._library.bpf_program__section_name(self._program(program))
+        return text.decode()
+
+    def set_constants(self, name: str, values: NDArray[Any]) -> None:
+        """Set the one structure of a constant section (".rodata.config"), before loading.
+
+        Raises:
+            LibbpfError: its size differs, or there is no such section.
+        """
+        raw = values.tobytes()
+        self._library.call(
+            f"set {name} of {self.name}",
+            self._library.bpf_map__set_initial_value,
+            self._map(name),
+            raw,
+            len(raw),
+        )
+
+    def set_max_entries(self, name: str, count: int) -> None:
+        """Size a map, before loading; for a ring buffer in bytes, a power of two of pages."""
+        self._library.call(
+            f"size {name} of {self.name}", self._library.bpf_map__set_max_entries, self._map(name), count
+        )
+
+    def max_entries(self, name: str) -> int:
+        """How large a map is."""
+        count: int = self._library.bpf_map__max_entries(self._map(name))
+        return count
+
+    def share(self, name: str, fd: int) -> None:
+        """Use an existing map instead of making one, before loading.
+
+        Raises:
+            LibbpfError: it does not fit.
+        """
+        self._library.call(
+            f"share {name} with {self.name}", self._library.bpf_map__reuse_fd, self._map(name), fd
+        )
+
+    def leave_out(self, program: str) -> None:
+        """Do not load a program, before loading."""
+        self._library.call(
+            f"leave out {program}", self._library.bpf_program__set_autoload, self._program(program), False
+        )
+
+    def load(self) -> None:
+        """Have the kernel verify and take the programs, and make the maps.
+
+        Raises:
+            LibbpfError: refused; the text holds the verifier's reason.
+        """
+        self._library.call(f"load {self.name}", self._library.bpf_object__load, self._pointer)
+
+    def map(self, name: str, key: np.dtype[Any], value: np.dtype[Any]) -> Map:
+        """A map of the loaded object; closed with it.
+
+        Raises:
+            LibbpfError: its key or value has another size than the dtype.
+        """
+        pointer = self._map(name)
+        sizes = self._library.bpf_map__key_size(pointer), self._library.bpf_map__value_size(pointer)
+        if sizes != (key.itemsize, value.itemsize):
+            raise LibbpfError(
+                f"map {name} of {self.name} has keys and values of {sizes} bytes, "
+                f"expected {(key.itemsize, value.itemsize)}: the object and this package differ in version; "
+                "mend with: make -C bpf",
+                errno.EINVAL,
+            )
+        return Map(self._library, self.map_fd(name), key, value)
+
+    def map_fd(self, name: str) -> int:
+        """A map's descriptor; closed with the object."""
+        return self._library.call(f"descriptor of {name}", self._library.bpf_map__fd, self._map(name))
+
+    def program_fd(self, name: str) -> int:
+        """A loaded program's descriptor; closed with the object."""
+        return self._library.call(f"descriptor of {name}", self._library.bpf_program__fd, self._program(name))
+
+    def attach(self, program: str) -> Link:
+        """Attach to what the program's section names.
+
+        Raises:
+            LibbpfError: refused, or there is no such tracepoint.
+        """
+        return Link(
+            self._library,
+            self._library.pointer(
+                f"attach {program}", self._library.bpf_program__attach, self._program(program)
+            ),
+        )
+
+    def attach_uprobe(
+        self,
+        program: str,
+        path: str,
+        *,
+        symbol: str = "",
+        offset: int = 0,
+        at_return: bool = False,
+        cookie: int = 0,
+    ) -> Link:
+        """Attach to a function in a file, in every process that maps it.
+
+        Args:
+            program: which program.
+            path: the file; needed now only, the kernel keeps the inode.
+            symbol: the function; empty when `offset` says it all.
+            offset: bytes from the function's first instruction; without a symbol, from the file's start.
+            at_return: when the function returns, not when it is called.
+            cookie: what the program is told about this place; other than 0 it needs Linux 5.15.
+
+        Raises:
+            LibbpfError: refused, or the file is no ELF or lacks the symbol (errno ENOENT).
+        """
+        options = _UprobeOptions(
+            sz=ctypes.sizeof(_UprobeOptions),
+            bpf_cookie=cookie,
+            retprobe=at_return,
+            func_name=symbol.encode() or None,
+        )
+        return Link(
+            self._library,
+            self._library.pointer(
+                f"attach {program} to {symbol or 'offset'}+{offset:#x} in {path}",
+                self._library.bpf_program__attach_uprobe_opts,
+                self._program(program),
+                -1,
+                os.fsencode(path),
+                offset,
+                ctypes.addressof(options),
+            ),
+        )
+
+    def attach_usdt(self, program: str, path: str, provider: str, name: str, *, cookie: int = 0) -> Link:
+        """Attach to a statically defined tracepoint of a file, in every process that maps it.
+
+        Raises:
+            LibbpfError: refused, or the file has no such tracepoint (errno ENOENT).
+        """
+        options = _UsdtOptions(sz=ctypes.sizeof(_UsdtOptions), usdt_cookie=cookie)
+        return Link(
+            self._library,
+            self._library.pointer(
+                f"attach {program} to {provider}:{name} in {path}",
+                self._library.bpf_program__attach_usdt,
+                self._program(program),
+                -1,
+                os.fsencode(path),
+                provider.encode(),
+                name.encode(),
+                ctypes.addressof(options),
+            ),
+        )
+
+    def close(self) -> None:
+        """Give programs and maps back; what is attached or shared stays with its other holders."""
+        pointer, self._pointer = self._pointer, 0
+        if pointer:
+            self._library.bpf_object__close(pointer)
+
+
+def run_statistics(fd: int) -> tuple[int, int]:
+    """How long (nanoseconds) and how often a loaded program ran while statistics were enabled."""
+    fields = dict(
+        line.split(":\t", 1)
+        for line in Path(f"/proc/self/fdinfo/{fd}").read_text().splitlines()
+        if ":\t" in line
+    )
+    return int(fields.get("run_time_ns", 0)), int(fields.get("run_cnt", 0))

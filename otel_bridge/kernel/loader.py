@@ -1,0 +1,385 @@
+"""Loads probes through libbpf, shares what they share, and swaps one while the others run."""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import structlog
+
+from otel_bridge.errors import BridgeError
+from otel_bridge.kernel.libbpf import LibbpfError, Map, Object, run_statistics
+from otel_bridge.kernel.probes.base import CONFIG_SECTION, constants
+from otel_bridge.kernel.records import RATE_LIMIT, THREAD_LAYOUT, U4, U8, Counter
+from otel_bridge.kernel.ring import Ring, RingMemory
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from numpy.typing import NDArray
+
+    from otel_bridge.kernel.config import KernelConfig
+    from otel_bridge.kernel.libbpf import Library, Link
+    from otel_bridge.kernel.probes.base import Probe, Program, Sums, Uprobe
+
+log = structlog.get_logger(__name__)
+
+OBJECTS = Path(__file__).parent / "objects"
+BUILD_COMMAND = "make -C bpf"
+SHARED = frozenset({"processes", "sockets"})
+_OWN_RING_SIZE = 64 * 1024  # of the probes that have no configuration
+
+
+def object_path(probe: Probe) -> Path:
+    """Where a probe's compiled object lies."""
+    return OBJECTS / f"{probe.name}.bpf.o"
+
+
+def choose(programs: tuple[Program, ...], present: dict[str, bool]) -> tuple[list[Program], list[Program]]:
+    """The programs to load, and those the kernel has no tracepoint for.
+
+    A program that stands in for another is loaded only where that one cannot be, and is not missed elsewhere.
+    """
+    usable = {program.name for program in programs if present[program.tracepoint]}
+    chosen = [
+        program for program in programs if program.name in usable and program.stands_in_for not in usable
+    ]
+    taken = {program.name for program in chosen}
+    replaced = {program.stands_in_for for program in chosen}
+    missing = [
+        program
+        for program in programs
+        if program.name not in taken and program.stands_in_for not in usable and program.name not in replaced
+    ]
+    return chosen, missing
+
+
+class SumTables:
+    """Two tables that take turns (bpf/common/sums.bpf.h): while one fills, the other is emptied."""
+
+    def __init__(self, slot: Map, tables: tuple[Map, Map], room: int) -> None:
+        self._slot = slot
+        self._tables = tables
+        self._filling = 0
+        self._room = room
+
+    def take(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Keys and values of all rows since the last time.
+
+        Raises:
+            LibbpfError: the kernel refused.
+        """
+        full, empty = self._tables[self._filling], self._tables[1 - self._filling]
+        # Returns when no program uses the old table any more.
+        self._slot.set(0, empty.fd)
+        self._filling = 1 - self._filling
+        return full.take_all(self._room)
+
+
+@dataclass(slots=True)
+class AttachedFile:
+    """A file whose functions a probe's programs hang on.
+
+    Attributes:
+        fd: keeps the file, also when its path, its container or its process is gone.
+        uprobes: the functions.
+        links: what is attached now.
+    """
+
+    fd: int
+    uprobes: tuple[Uprobe, ...]
+    links: list[Link] = field(default_factory=list)
+
+    def attach(self, obj: Object) -> None:
+        """Attach an object's programs.
+
+        Raises:
+            LibbpfError: refused; nothing stays attached.
+        """
+        path = f"/proc/self/fd/{self.fd}"
+        try:
+            for uprobe in self.uprobes:
+                self._attach_one(obj, path, uprobe)
+        except LibbpfError:
+            self.detach()
+            raise
+
+    def _attach_one(self, obj: Object, path: str, uprobe: Uprobe) -> None:
+        try:
+            link = obj.attach_uprobe(uprobe.program, path, symbol=uprobe.symbol, at_return=uprobe.at_return)
+        except LibbpfError as error:
+            if uprobe.required or error.errno != errno.ENOENT:
+                raise
+        else:
+            self.links.append(link)
+
+    def detach(self) -> None:
+        """Detach."""
+        for link in self.links:
+            link.close()
+        self.links.clear()
+
+
+@dataclass(slots=True)
+class LoadedProbe:
+    """A probe at work.
+
+    Attributes:
+        probe: which.
+        programs: on tracepoints and attached.
+        missing: programs that this kernel has no tracepoint for.
+        ring: its events; None when it has none.
+        ring_fd: readable when there are events; -1 without a ring.
+        sums: its sums per span; None when it has none.
+        counters: what it counts about itself, per CPU.
+    """
+
+    probe: Probe
+    object: Object
+    programs: list[Program]
+    missing: list[Program]
+    counters: Map
+    ring: Ring | None = None
+    ring_fd: int = -1
+    sums: SumTables | None = None
+    links: list[Link] = field(default_factory=list)
+
+    def attach(self) -> None:
+        """Attach to the tracepoints.
+
+        Raises:
+            LibbpfError: refused; nothing stays attached.
+        """
+        try:
+            for program in self.programs:
+                self.links.append(self.object.attach(program.name))
+        except LibbpfError:
+            self.detach()
+            raise
+
+    def detach(self) -> None:
+        """Detach from the tracepoints."""
+        for link in self.links:
+            link.close()
+        self.links.clear()
+
+    def costs(self) -> dict[str, tuple[int, int]]:
+        """Nanoseconds and runs of each program while run statistics are enabled."""
+        names = {program.name for program in self.programs} | {
+            uprobe.program for uprobe in self.probe.uprobes
+        }
+        return {name: run_statistics(self.object.program_fd(name)) for name in sorted(names)}
+
+
+class Loader:
+    """Holds the loaded probes.
+
+    Maps outlive the objects they came with: a probe that is loaded again goes on with its ring buffer, its
+    counters and what it was following.
+    """
+
+    def __init__(self, library: Library, config: KernelConfig) -> None:
+        self._library = library
+        self._config = config
+        self._cpus = library.possible_cpus
+        self._kept: dict[tuple[str, str], int] = {}
+        self._files: dict[str, list[AttachedFile]] = {}
+        self.loaded: dict[str, LoadedProbe] = {}
+
+    @property
+    def processes(self) -> Map:
+        """Process (tgid) → THREAD_LAYOUT.
+
+        Raises:
+            BridgeError: no probe is loaded.
+        """
+        fd = self._kept.get(("", "processes"))
+        if fd is None:
+            raise BridgeError("no probe is loaded that follows processes")
+        return Map(self._library, fd, U4, THREAD_LAYOUT)
+
+    def load(self, probe: Probe) -> LoadedProbe:
+        """Load a probe and attach it to its tracepoints.
+
+        Raises:
+            BridgeError: this kernel, or these privileges, do not do.
+        """
+        loaded = self._make(probe)
+        try:
+            loaded.attach()
+        except LibbpfError:
+            loaded.object.close()
+            raise
+        self.loaded[probe.name] = loaded
+        return loaded
+
+    def _make(self, probe: Probe) -> LoadedProbe:
+        path = object_path(probe)
+        if not path.exists():
+            raise BridgeError(f"{path} is not built; mend with: {BUILD_COMMAND}")
+        present = self._library.kernel_tracepoints([program.tracepoint for program in probe.programs])
+        programs, missing = choose(probe.programs, present)
+        if probe.programs and not programs:
+            raise BridgeError(
+                f"probe {probe.name}: this kernel ({os.uname().release}) has none of its tracepoints; "
+                + "; ".join(f"{program.tracepoint} needs {program.since}" for program in missing)
+            )
+        obj = Object(self._library, path)
+        try:
+            self._prepare(obj, probe, {program.name for program in programs})
+            obj.load()
+            self._keep(obj)
+            return self._open(obj, probe, programs, missing)
+        except BaseException:
+            obj.close()
+            raise
+
+    def _prepare(self, obj: Object, probe: Probe, programs: set[str]) -> None:
+        known = {program.name for program in probe.programs}
+        for name in obj.programs:
+            if name in known and name not in programs:
+                obj.leave_out(name)
+        settings = self._config.probes
+        own = probe.config_of(settings)
+        values = probe.constants(settings)
+        if values is not None:
+            obj.set_constants(CONFIG_SECTION, values)
+        sizes = {"processes": self._config.max_processes}
+        if probe.record is not None:
+            sizes["events"] = own.ring_size if own else _OWN_RING_SIZE
+            limit = own.events_per_second if own else 0
+            obj.set_constants(".rodata.limit", constants(RATE_LIMIT, {"events_per_second": limit}))
+        if probe.sums is not None:
+            sizes |= {"sums_a": self._config.max_spans, "sums_b": self._config.max_spans}
+        for name in obj.maps:
+            if name in sizes:
+                obj.set_max_entries(name, sizes[name])
+            kept = self._kept.get(self._place(obj, name))
+            if kept is not None:
+                obj.share(name, kept)
+
+    @staticmethod
+    def _place(obj: Object, name: str) -> tuple[str, str]:
+        return ("" if name in SHARED else obj.name, name)
+
+    def _keep(self, obj: Object) -> None:
+        for name in obj.maps:
+            place = self._place(obj, name)
+            if not name.startswith(".") and place not in self._kept:
+                self._kept[place] = os.dup(obj.map_fd(name))
+
+    def _fd(self, obj: Object, name: str) -> int:
+        return self._kept[self._place(obj, name)]
+
+    def _open(
+        self, obj: Object, probe: Probe, programs: list[Program], missing: list[Program]
+    ) -> LoadedProbe:
+        counters = Map(self._library, self._fd(obj, "counters"), U4, U8)
+        loaded = LoadedProbe(probe, obj, programs, missing, counters)
+        before = self.loaded.get(probe.name)
+        if probe.record is not None:
+            loaded.ring_fd = self._fd(obj, "events")
+            loaded.ring = (
+                before.ring
+                if before
+                else Ring(RingMemory.of_map(loaded.ring_fd, obj.max_entries("events")), probe.record)
+            )
+        if probe.sums is not None:
+            loaded.sums = before.sums if before else self._sum_tables(obj, probe.sums)
+        return loaded
+
+    def _sum_tables(self, obj: Object, sums: Sums) -> SumTables:
+        for name in ("sums_a", "sums_b"):
+            obj.map(name, sums.key, sums.value)  # raises when sizes differ
+        first, second = (
+            Map(self._library, self._fd(obj, name), sums.key, sums.value) for name in ("sums_a", "sums_b")
+        )
+        slot = Map(self._library, self._fd(obj, "sums"), U4, U4)
+        return SumTables(slot, (first, second), obj.max_entries("sums_a"))
+
+    def attach_file(self, name: str, path: str) -> None:
+        """Attach a loaded probe's programs to functions of a file, in every process that maps it.
+
+        Args:
+            name: of the probe.
+            path: of the file, as this process sees it; needed only now.
+
+        Raises:
+            OSError: the file is gone.
+            LibbpfError: refused, or a required function is not in it; nothing stays attached.
+        """
+        file = AttachedFile(os.open(path, os.O_PATH | os.O_CLOEXEC), self.loaded[name].probe.uprobes)
+        try:
+            file.attach(self.loaded[name].object)
+        except LibbpfError:
+            os.close(file.fd)
+            raise
+        self._files.setdefault(name, []).append(file)
+
+    def unload(self, name: str) -> None:
+        """Detach and give back a probe; its maps stay for when it is loaded again."""
+        loaded = self.loaded.pop(name, None)
+        if loaded is None:
+            return
+        loaded.detach()
+        for file in self._files.pop(name, []):
+            file.detach()
+            os.close(file.fd)
+        loaded.object.close()
+
+    def reload(self, name: str, config: KernelConfig) -> LoadedProbe:
+        """Swap one probe for itself under another configuration; the others are not touched.
+
+        The new one is loaded and verified before the old one lets go, so this probe misses only what happens
+        while it is attached again (some milliseconds). A ring buffer keeps the size that it began with.
+
+        Raises:
+            BridgeError: the new one was refused; the old one goes on.
+        """
+        before = self.loaded[name]
+        previous, self._config = self._config, config
+        try:
+            after = self._make(before.probe)
+            self._swap(before, after, self._files.get(name, []))
+        except BaseException:
+            self._config = previous
+            raise
+        self.loaded[name] = after
+        before.object.close()
+        return after
+
+    @staticmethod
+    def _swap(before: LoadedProbe, after: LoadedProbe, files: list[AttachedFile]) -> None:
+        before.detach()
+        for file in files:
+            file.detach()
+        try:
+            after.attach()
+            for file in files:
+                file.attach(after.object)
+        except LibbpfError:
+            after.detach()
+            before.attach()
+            for file in files:
+                file.detach()
+                file.attach(before.object)
+            after.object.close()
+            raise
+
+    def count(self, name: str) -> NDArray[np.uint64]:
+        """A probe's counters, shape (len(Counter), CPUs)."""
+        counters = self.loaded[name].counters
+        rows = [counters.get(int(which), cpus=self._cpus) for which in Counter]
+        return np.stack([row if row is not None else np.zeros(self._cpus, "<u8") for row in rows])
+
+    def close(self) -> None:
+        """Unload everything."""
+        for name in list(self.loaded):
+            self.unload(name)
+        for fd in self._kept.values():
+            os.close(fd)
+        self._kept.clear()

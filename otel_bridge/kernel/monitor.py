@@ -1,0 +1,269 @@
+"""Kernel events as a component: probes loaded, processes followed, events read, and all undone at the end."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import structlog
+
+from otel_bridge import catalog
+from otel_bridge.errors import BridgeError, StartError
+from otel_bridge.kernel import privileges, thread_context
+from otel_bridge.kernel.accounts import Accounts
+from otel_bridge.kernel.clock import Alignment
+from otel_bridge.kernel.discovery import PROC, Discovery
+from otel_bridge.kernel.libbpf import LibbpfError, Library
+from otel_bridge.kernel.loader import Loader
+from otel_bridge.kernel.probes import PROBES, is_wanted
+from otel_bridge.kernel.reader import Intake, Reader, Timer
+
+if TYPE_CHECKING:
+    from otel_bridge.contracts import Clock
+    from otel_bridge.events import KernelEvents, KernelEventSink
+    from otel_bridge.kernel.config import KernelConfig
+    from otel_bridge.kernel.discovery import Layout, MappedFile
+    from otel_bridge.kernel.probes.base import Probe
+    from otel_bridge.telemetry import Telemetry
+
+log = structlog.get_logger(__name__)
+
+_CLOCK_INTERVAL = 1.0
+_COUNT_INTERVAL = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeState:
+    """Whether a probe works.
+
+    Attributes:
+        name: of the probe.
+        loaded: it works.
+        reason: why not, or what is missing from it; empty when all is well.
+    """
+
+    name: str
+    loaded: bool
+    reason: str = ""
+
+
+class _Split:
+    """Process events go to discovery, all others to the bridge."""
+
+    def __init__(self, sink: KernelEventSink) -> None:
+        self._sink = sink
+        self.discovery: Discovery | None = None
+
+    def take(self, events: KernelEvents) -> None:
+        """See `KernelEventSink`."""
+        if events.probe != "process":
+            self._sink.take(events)
+        elif self.discovery is not None:
+            self.discovery.announce(events.records)
+
+
+class KernelMonitor:
+    """Loads the probes that this machine lets load, and hands their events to a sink.
+
+    Start it before the threads of other components: the capabilities it gives up are those of the thread that
+    starts it, and of the threads started after it.
+    """
+
+    def __init__(
+        self, config: KernelConfig, sink: KernelEventSink, telemetry: Telemetry, clock: Clock
+    ) -> None:
+        self._config = config
+        self._clock = clock
+        self._telemetry = telemetry
+        self._split = _Split(sink)
+        self._accounts = Accounts(telemetry, clock)
+        self._loaded_gauge = telemetry.gauge(catalog.KERNEL_PROBE_LOADED)
+        self._loader: Loader | None = None
+        self._reader: Reader | None = None
+        self._discovery: Discovery | None = None
+        self._statistics_fd = -1
+        self.states: dict[str, ProbeState] = {}
+
+    async def start(self) -> None:
+        """Load and begin to read.
+
+        Raises:
+            StartError: with `mode: required`, a probe could not be loaded.
+        """
+        # In this thread, since capabilities are a thread's own; loading takes some hundred milliseconds.
+        self.open()
+
+    async def stop(self, deadline: float) -> None:  # noqa: ARG002 (reading what is left is bounded by the rings)
+        """Hand on what was read last, then take the programs out of the kernel."""
+        await asyncio.to_thread(self.close)
+
+    def open(self) -> None:
+        """`start`, for callers without a loop."""
+        if self._config.mode == "off":
+            return
+        try:
+            library = Library()
+        except LibbpfError as error:
+            self._give_up(str(error))
+            return
+        self._loader = Loader(library, self._config)
+        for probe in PROBES:
+            if is_wanted(probe, self._config.probes):
+                self._load(probe)
+        broken = [state for state in self.states.values() if not state.loaded]
+        if broken and self._config.mode == "required":
+            self.close()
+            raise StartError("\n".join(f"probe {state.name}: {state.reason}" for state in broken))
+        if self._loader.loaded:
+            self._begin(library)
+
+    def _give_up(self, reason: str) -> None:
+        self.states = {probe.name: ProbeState(probe.name, loaded=False, reason=reason) for probe in PROBES}
+        if self._config.mode == "required":
+            raise StartError(reason)
+        log.warning("no kernel events", reason=reason)
+
+    def _load(self, probe: Probe) -> None:
+        assert self._loader is not None
+        try:
+            loaded = self._loader.load(probe)
+        except BridgeError as error:
+            self.states[probe.name] = ProbeState(probe.name, loaded=False, reason=str(error))
+            self._loaded_gauge.labels(probe.name).set(0)
+            log.warning("a probe is not loaded", probe=probe.name, reason=str(error))
+            return
+        missing = "; ".join(
+            f"without {program.gives}: tracepoint {program.tracepoint} needs Linux {program.since}"
+            for program in loaded.missing
+        )
+        self.states[probe.name] = ProbeState(probe.name, loaded=True, reason=missing)
+        self._loaded_gauge.labels(probe.name).set(1)
+
+    def _begin(self, library: Library) -> None:
+        assert self._loader is not None
+        if self._config.run_statistics:
+            self._statistics_fd = library.enable_stats()
+        for name in self._loader.loaded:
+            self._accounts.open(name, library.possible_cpus)
+        self._alignment = Alignment()
+        self._steps = 0
+        self._intake = Intake(self._split, self._alignment, self._telemetry)
+        self._reader = Reader(
+            self._intake,
+            self._alignment,
+            interval=self._config.read_interval,
+            timers=[
+                Timer(self._clock, self._config.sum_interval, self._take_sums),
+                Timer(self._clock, _CLOCK_INTERVAL, self._align),
+                Timer(self._clock, _COUNT_INTERVAL, self._count),
+            ],
+        )
+        self._discovery = self._split.discovery = Discovery(
+            self._clock,
+            thread_context.locate,
+            self._follow,
+            [
+                (loaded.probe.library, partial(self._attach, name))
+                for name, loaded in self._loader.loaded.items()
+                if loaded.probe.library
+            ],
+            scan_interval=self._config.scan_interval,
+        )
+        for loaded in self._loader.loaded.values():
+            self._reader.add(loaded)
+        self._align()
+        if self._config.drop_privileges:
+            self._drop_privileges()
+        self._reader.start()
+        self._discovery.start()
+
+    def _drop_privileges(self) -> None:
+        assert self._loader is not None
+        held = privileges.effective()
+        late = any(loaded.probe.uprobes for loaded in self._loader.loaded.values())
+        kept = privileges.needed_for_reading(held, attach_late=late)
+        privileges.keep_only(frozenset(kept))
+        log.info(
+            "privileges dropped",
+            kept={privileges.name_of(number): reason for number, reason in kept.items()},
+        )
+
+    def close(self) -> None:
+        """`stop`, for callers without a loop."""
+        if self._discovery is not None:
+            self._discovery.stop()
+        if self._reader is not None:
+            self._reader.stop()
+            self._take_sums()
+            self._count()
+        if self._loader is not None:
+            self._loader.close()
+        self._discovery = self._reader = self._loader = None
+
+    @property
+    def followed(self) -> frozenset[int]:
+        """Processes whose threads' spans are known to the kernel, as they were found by looking."""
+        return self._discovery.followed if self._discovery is not None else frozenset()
+
+    def reload(self, config: KernelConfig) -> None:
+        """Swap the loaded probes whose configuration changed; the others go on untouched.
+
+        Raises:
+            BridgeError: a probe was refused and goes on with its old configuration; after privileges were
+                dropped, all are.
+        """
+        before, self._config = self._config, config
+        if self._loader is None or self._reader is None:
+            return
+        for name, loaded in list(self._loader.loaded.items()):
+            config_of = loaded.probe.config_of
+            if config_of(before.probes) != config_of(config.probes):
+                self._reader.add(self._loader.reload(name, config))
+
+    def _follow(self, pid: int, layout: Layout) -> None:
+        assert self._loader is not None
+        processes = self._loader.processes
+        processes.set(pid, (layout.offset, layout.module, layout.dtv_pointer, layout.dtv_stride, 0))
+        if not (PROC / str(pid)).exists():
+            processes.discard(pid)
+
+    def _attach(self, name: str, file: MappedFile) -> None:
+        assert self._loader is not None
+        try:
+            self._loader.attach_file(name, file.open_path)
+        except (OSError, LibbpfError) as error:
+            log.warning("a library is not covered", probe=name, path=file.path, reason=str(error))
+        else:
+            log.info("a library is covered", probe=name, path=file.path)
+
+    def _take_sums(self) -> None:
+        assert self._loader is not None
+        for loaded in list(self._loader.loaded.values()):
+            self._intake.take_sums(loaded)
+
+    def _align(self) -> None:
+        self._alignment.sample()
+        self._telemetry.gauge(catalog.KERNEL_CLOCK_ERROR).set(self._alignment.error)
+        steps = self._alignment.steps
+        self._telemetry.counter(catalog.KERNEL_CLOCK_STEPS).inc(steps - self._steps)
+        self._steps = steps
+
+    def _count(self) -> None:
+        assert self._loader is not None
+        for name in list(self._loader.loaded):
+            malformed = self._intake.malformed.pop(name, 0)
+            self._accounts.update(name, self._loader.count(name), malformed=malformed)
+        if self._discovery is not None:
+            self._telemetry.gauge(catalog.KERNEL_PROCESSES).set(len(self._discovery.followed))
+        if self._statistics_fd >= 0:
+            self._publish_costs()
+
+    def _publish_costs(self) -> None:
+        assert self._loader is not None
+        gauge = self._telemetry.gauge(catalog.KERNEL_PROGRAM_COST)
+        for name, loaded in self._loader.loaded.items():
+            for program, (nanoseconds, runs) in loaded.costs().items():
+                if runs:
+                    gauge.labels(name, program).set(nanoseconds / runs / 1e9)

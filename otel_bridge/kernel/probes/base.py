@@ -1,0 +1,122 @@
+"""What a probe is: data that the loader, the reader and `doctor` work from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from numpy.typing import NDArray
+
+    from otel_bridge.kernel.config import ProbeConfig, ProbesConfig
+    from otel_bridge.kernel.records import Dtype
+    from otel_bridge.model import KernelEventKind
+
+CONFIG_SECTION = ".rodata.config"
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """One program that hangs on a raw tracepoint.
+
+    Attributes:
+        name: of the program in its object.
+        tracepoint: that the kernel must have.
+        since: the kernel version that brought it.
+        gives: what there is only with it.
+        stands_in_for: another program's name; this one is loaded only where that one cannot be.
+    """
+
+    name: str
+    tracepoint: str
+    since: str
+    gives: str
+    stands_in_for: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Uprobe:
+    """One program that hangs on a function of a library.
+
+    Attributes:
+        program: its name in the object.
+        symbol: the function.
+        at_return: when it returns, not when it is called.
+        required: a library without the function is left alone.
+    """
+
+    program: str
+    symbol: str
+    at_return: bool = False
+    required: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """A table of sums per span.
+
+    Attributes:
+        kind: what its rows are as events.
+        key: dtype of its keys.
+        value: dtype of its values.
+    """
+
+    kind: KernelEventKind
+    key: Dtype
+    value: Dtype
+
+
+def _no_constants(_: ProbesConfig) -> NDArray[Any] | None:
+    return None
+
+
+def _always(_: ProbesConfig) -> ProbeConfig | None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """One object file: loaded, read and swapped as a whole.
+
+    Attributes:
+        name: of the probe, and of its object (`<name>.bpf.o`).
+        gives: what it tells, for a person.
+        programs: on tracepoints.
+        uprobes: on functions of libraries that `library` names.
+        library: pattern of the file names that uprobes go to.
+        record: dtype of its ring buffer's records; None when it has no ring buffer.
+        kinds: what its records may be.
+        sums: its table of sums per span.
+        config_of: its part of the configuration; None for the probes that others stand on.
+        serves: the probes that this one is loaded for; empty when it is for itself, or for all.
+        constants: the value of its `.rodata.config`.
+    """
+
+    name: str
+    gives: str
+    programs: tuple[Program, ...] = ()
+    uprobes: tuple[Uprobe, ...] = ()
+    library: str = ""
+    record: Dtype | None = None
+    kinds: frozenset[KernelEventKind] = frozenset()
+    sums: Sums | None = None
+    config_of: Callable[[ProbesConfig], ProbeConfig | None] = _always
+    constants: Callable[[ProbesConfig], NDArray[Any] | None] = _no_constants
+    serves: frozenset[str] = frozenset()
+
+
+def constants(dtype: Dtype, values: Mapping[str, int]) -> NDArray[Any]:
+    """A structure of constants with these fields; the others are 0."""
+    out = np.zeros(1, dtype)
+    for name, value in values.items():
+        out[name] = value
+    return out
+
+
+def nanoseconds(seconds: float) -> int:
+    """A duration as the kernel counts it."""
+    return round(seconds * 1e9)

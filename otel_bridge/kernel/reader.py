@@ -1,0 +1,182 @@
+"""One thread that takes events out of the kernel and hands them on, whole batches at a time."""
+
+from __future__ import annotations
+
+import select
+import threading
+from typing import TYPE_CHECKING
+
+import numpy as np
+import structlog
+
+from otel_bridge import catalog
+from otel_bridge.errors import BridgeError
+from otel_bridge.events import KernelEvents
+from otel_bridge.kernel.clock import StepNotice
+from otel_bridge.kernel.records import sum_records
+from otel_bridge.model import KernelEventKind, Match
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from otel_bridge.contracts import Clock
+    from otel_bridge.events import KernelEventSink
+    from otel_bridge.kernel.clock import Alignment
+    from otel_bridge.kernel.loader import LoadedProbe
+    from otel_bridge.telemetry import Telemetry
+
+log = structlog.get_logger(__name__)
+
+_TIMES = ("time", "first")
+_KERNEL_MATCHES = (Match.NONE, Match.THREAD, Match.SOCKET, Match.HEADER)
+
+
+class Intake:
+    """Makes events of records: checked, their times put on the axis of spans, counted.
+
+    Args:
+        sink: where events go.
+        alignment: boot time to unix time.
+        telemetry: where events are counted.
+    """
+
+    def __init__(self, sink: KernelEventSink, alignment: Alignment, telemetry: Telemetry) -> None:
+        self._sink = sink
+        self._alignment = alignment
+        self._events = telemetry.counter(catalog.KERNEL_EVENTS)
+        self.malformed: dict[str, int] = {}
+
+    def take_ring(self, loaded: LoadedProbe) -> int:
+        """Everything that waits in a probe's ring buffer; returns how many events that was."""
+        if loaded.ring is None:
+            return 0
+        records = loaded.ring.take()
+        kinds = np.array(sorted(loaded.probe.kinds), "<u2")
+        good = np.isin(records["kind"], kinds) & (records["match"] <= max(_KERNEL_MATCHES))
+        bad = loaded.ring.malformed + int(len(records) - np.count_nonzero(good))
+        loaded.ring.malformed = 0
+        if bad:
+            name = loaded.probe.name
+            self.malformed[name] = self.malformed.get(name, 0) + bad
+            records = records[good]
+        self._hand_on(loaded.probe.name, records)
+        return len(records)
+
+    def take_sums(self, loaded: LoadedProbe) -> int:
+        """All rows of a probe's sums; returns how many."""
+        if loaded.sums is None or loaded.probe.sums is None:
+            return 0
+        keys, values = loaded.sums.take()
+        self._hand_on(loaded.probe.name, sum_records(loaded.probe.sums.kind, keys, values))
+        return len(keys)
+
+    def _hand_on(self, probe: str, records: NDArray[np.void]) -> None:
+        if not len(records):
+            return
+        for name in _TIMES:
+            if name in (records.dtype.names or ()):
+                records[name] = self._alignment.to_unix(records[name])
+        pairs, counts = np.unique(records[["kind", "match"]], return_counts=True)
+        for (kind, match), count in zip(pairs.tolist(), counts.tolist(), strict=True):
+            self._events.labels(probe, KernelEventKind(kind).name.lower(), Match(match).name.lower()).inc(
+                count
+            )
+        self._sink.take(KernelEvents(probe, records))
+
+
+class Timer:
+    """Says when something that is done every so often is due."""
+
+    def __init__(self, clock: Clock, interval: float, act: Callable[[], None]) -> None:
+        self._clock = clock
+        self._interval = interval
+        self._act = act
+        self._due = clock.monotonic() + interval
+
+    def wait(self) -> float:
+        """Seconds until it is due."""
+        return max(0.0, self._due - self._clock.monotonic())
+
+    def run_if_due(self) -> None:
+        """Do it when it is time; the next time is counted from now, so that delays do not pile up."""
+        if self.wait() == 0.0:
+            self._act()
+            self._due = self._clock.monotonic() + self._interval
+
+
+class Reader:
+    """The thread.
+
+    A first event after silence is read at once; after that, reads are `interval` apart, so that under load
+    each takes many events at a time.
+
+    Args:
+        intake: makes events.
+        alignment: is sampled again when somebody sets the wall clock.
+        interval: seconds between two reads.
+        timers: what else is done in this thread, every so often.
+    """
+
+    def __init__(self, intake: Intake, alignment: Alignment, *, interval: float, timers: list[Timer]) -> None:
+        self._intake = intake
+        self._alignment = alignment
+        self._interval = interval
+        self._timers = timers
+        self._probes: dict[int, LoadedProbe] = {}
+        self._stopping = threading.Event()
+        self._lock = threading.Lock()
+        self._epoll = select.epoll()
+        self._steps = self._step_notice()
+        self._thread = threading.Thread(target=self._run, name="kernel-reader", daemon=True)
+
+    def _step_notice(self) -> StepNotice | None:
+        try:
+            notice = StepNotice()
+        except BridgeError as error:
+            log.warning("a set wall clock is noticed late", error=str(error))
+            return None
+        self._epoll.register(notice.fd, select.EPOLLIN)
+        return notice
+
+    def add(self, loaded: LoadedProbe) -> None:
+        """Read a probe's ring buffer from now on; replaces the probe that had the same ring buffer."""
+        if loaded.ring is None:
+            return
+        with self._lock:
+            known = loaded.ring_fd in self._probes
+            self._probes[loaded.ring_fd] = loaded
+        if not known:
+            self._epoll.register(loaded.ring_fd, select.EPOLLIN)
+
+    def start(self) -> None:
+        """Begin to read."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Read what is left, then end."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        if self._steps is not None:
+            self._steps.close()
+        self._epoll.close()
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            # Bounded, so that stopping needs no descriptor of its own.
+            wait = min([0.1, *(timer.wait() for timer in self._timers)])
+            ready = [fd for fd, _ in self._epoll.poll(wait)]
+            if self._steps is not None and self._steps.fd in ready and self._steps.acknowledge():
+                self._alignment.sample()
+            if self._read():
+                self._stopping.wait(self._interval)
+            for timer in self._timers:
+                timer.run_if_due()
+        self._read()
+
+    def _read(self) -> int:
+        with self._lock:
+            probes = list(self._probes.values())
+        return sum(self._intake.take_ring(loaded) for loaded in probes)

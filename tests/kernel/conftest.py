@@ -1,0 +1,110 @@
+"""Fixtures of the kernel tests; what they alter is gone when a test ends."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.support.kernel import Worker, needs_bpf
+from tests.support.processes import needs_command
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(autouse=True)
+def _bpf():
+    needs_bpf()
+
+
+@pytest.fixture(scope="session")
+def build(tmp_path_factory):
+    """Compiles the publisher with a TLS model; answers the library's path."""
+    directory = tmp_path_factory.mktemp("publisher")
+
+    def compile_with(*flags: str) -> Path:
+        needs_command("cc", "gcc")
+        path = directory / f"publisher{''.join(flags)}.so"
+        if not path.exists():
+            source = HERE / "publisher.c"
+            subprocess.run(["cc", "-shared", "-fPIC", "-O2", *flags, source, "-o", path], check=True)
+        return path
+
+    return compile_with
+
+
+@pytest.fixture
+def publisher(build):
+    """The publisher's library, built as most are."""
+    return build("-ftls-model=global-dynamic")
+
+
+@pytest.fixture
+def start_worker(publisher):
+    """Starts workers, and ends them with the test."""
+    workers: list[Worker] = []
+
+    def start(library: Path = publisher, **options) -> Worker:
+        workers.append(Worker(library, **options))
+        return workers[-1]
+
+    yield start
+    for worker in workers:
+        worker.stop()
+
+
+@pytest.fixture
+def worker(start_worker):
+    """One worker."""
+    return start_worker()
+
+
+@contextmanager
+def sinkhole(*, answer: bytes = b""):
+    """A server on loopback that reads until the end; answers the port."""
+    server = socket.create_server(("127.0.0.1", 0), backlog=128)
+
+    def serve() -> None:
+        while True:
+            try:
+                connection, _ = server.accept()
+            except OSError:
+                return
+            threading.Thread(target=drain, args=(connection,), daemon=True).start()
+
+    def drain(connection: socket.socket) -> None:
+        with connection:
+            try:
+                while connection.recv(1 << 16):
+                    if answer:
+                        connection.sendall(answer)
+            except ConnectionResetError:
+                pass  # what some tests are about
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        yield server.getsockname()[1]
+    finally:
+        server.shutdown(socket.SHUT_RDWR)
+        server.close()
+        thread.join()
+
+
+@pytest.fixture
+def listening_port():
+    """A port that somebody listens on."""
+    with sinkhole() as port:
+        yield port
+
+
+@pytest.fixture
+def closed_port():
+    """A port that nobody listens on, kept free for the time of the test."""
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        yield holder.getsockname()[1]

@@ -1,0 +1,48 @@
+/* Publishes spans as OTEP 4947 asks, and nothing else: what the probes' tests stamp events with.
+ *
+ * Built several times with different TLS models; loaded with ctypes by tests/kernel/worker.py.
+ */
+#include <stdint.h>
+#include <string.h>
+
+struct record {
+	uint8_t trace_id[16];
+	uint8_t span_id[8];
+	uint8_t valid;
+	uint8_t trace_flags;
+	uint16_t attributes_size;
+};
+
+__attribute__((visibility("default"))) __thread struct record *otel_thread_ctx_v1;
+
+static __thread struct record record;
+
+void publish(const uint8_t *trace_id, const uint8_t *span_id)
+{
+	record.valid = 0;
+	__asm__ volatile("" ::: "memory");
+	memcpy(record.trace_id, trace_id, sizeof(record.trace_id));
+	memcpy(record.span_id, span_id, sizeof(record.span_id));
+	record.trace_flags = 1;
+	__asm__ volatile("" ::: "memory");
+	record.valid = 1;
+	otel_thread_ctx_v1 = &record;
+}
+
+void clear(void)
+{
+	record.valid = 0;
+}
+
+/* Half written, as an interrupt would see it. */
+void tear(void)
+{
+	record.valid = 0;
+	otel_thread_ctx_v1 = &record;
+}
+
+/* The pointer leads nowhere. */
+void misplace(void)
+{
+	otel_thread_ctx_v1 = (struct record *)8;
+}

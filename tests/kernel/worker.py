@@ -1,0 +1,177 @@
+"""Does on request what the kernel has events for, with or without a span published.
+
+Driven by tests/support/kernel.py: reads a list of jobs from each line of standard input, does each in a
+thread of its own, and answers with a line.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import mmap
+import os
+import socket
+import struct
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+TCP_INFO_TOTAL_RETRANS = 100  # offset in struct tcp_info
+
+
+def refuse(job: dict[str, Any]) -> int:
+    """Connect to a port that nobody listens on."""
+    for _ in range(job["times"]):
+        with socket.socket() as client:
+            assert client.connect_ex(("127.0.0.1", job["port"])) != 0
+    return job["times"]
+
+
+def connect(job: dict[str, Any]) -> list[int]:
+    """Connect to a port that somebody listens on; answers the local ports."""
+    ports = []
+    for _ in range(job["times"]):
+        with socket.create_connection((job.get("host", "127.0.0.1"), job["port"])) as client:
+            ports.append(client.getsockname()[1])
+    return ports
+
+
+def abort(job: dict[str, Any]) -> int:
+    """Connect, send, and end with a reset; the span can be given up before the reset."""
+    for _ in range(job["times"]):
+        client = socket.create_connection(("127.0.0.1", job["port"]))
+        client.sendall(b"x")
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        if job.get("clear_first"):
+            publisher.clear()
+            client.sendall(b"x")
+        client.close()
+        if job.get("clear_first"):
+            begin(job)
+    return job["times"]
+
+
+def upload(job: dict[str, Any]) -> int:
+    """Send until the peer has everything; answers how many segments the kernel says it sent again."""
+    with socket.create_connection(("127.0.0.1", job["port"])) as client:
+        for _ in range(job["times"]):
+            client.sendall(b"x" * job["size"])
+            client.recv(1)
+        info = client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+        return int(struct.unpack_from("I", info, TCP_INFO_TOTAL_RETRANS)[0])
+
+
+def sleep(job: dict[str, Any]) -> int:
+    """Sleep."""
+    for _ in range(job["times"]):
+        time.sleep(job["seconds"])
+    return job["times"]
+
+
+def burn(job: dict[str, Any]) -> int:
+    """Use a CPU for a while; answers how long the kernel says this thread waited for one, nanoseconds."""
+    if "cpu" in job:
+        os.sched_setaffinity(0, {job["cpu"]})
+    before = run_delay()
+    end = time.thread_time() + job["seconds"]
+    while time.thread_time() < end:
+        pass
+    return run_delay() - before
+
+
+def run_delay() -> int:
+    return int(Path(f"/proc/self/task/{threading.get_native_id()}/schedstat").read_text().split()[1])
+
+
+def read_direct(job: dict[str, Any]) -> int:
+    """Read blocks of a file past the page cache."""
+    fd = os.open(job["path"], os.O_RDONLY | os.O_DIRECT)
+    buffer = mmap.mmap(-1, job["size"])
+    for i in range(job["times"]):
+        assert os.preadv(fd, [buffer], i * job["size"]) == job["size"]
+    os.close(fd)
+    return job["times"]
+
+
+def fill_memory(job: dict[str, Any]) -> int:
+    """Touch memory, in pieces."""
+    pieces = []
+    for _ in range(job["times"]):
+        piece = bytearray(job["size"])
+        pieces.append(piece)
+    return len(pieces)
+
+
+def read_file(job: dict[str, Any]) -> int:
+    """Read a file through the page cache, again and again."""
+    total = 0
+    for _ in range(job["times"]):
+        with Path(job["path"]).open("rb", buffering=0) as file:
+            while chunk := file.read(1 << 20):
+                total += len(chunk)
+    return total
+
+
+def fork(job: dict[str, Any]) -> list[int]:
+    """Fork children that publish a span of their own and are refused; answers their process ids."""
+    pids = []
+    for number in job["spans"]:
+        pid = os.fork()
+        if pid == 0:
+            begin({"trace_id": job["trace_ids"][str(number)], "span_id": number.to_bytes(8, "big").hex()})
+            refuse(job)
+            os._exit(0)
+        pids.append(pid)
+    for pid in pids:
+        assert os.waitpid(pid, 0)[1] == 0
+    return pids
+
+
+def call(job: dict[str, Any]) -> int:
+    """Call one of the publisher's functions, then connect in vain."""
+    getattr(publisher, job["function"])()
+    return refuse(job)
+
+
+def begin(job: dict[str, Any]) -> None:
+    if "span_id" in job:
+        publisher.publish(bytes.fromhex(job["trace_id"]), bytes.fromhex(job["span_id"]))
+
+
+def run(job: dict[str, Any], answers: dict[int, Any], index: int) -> None:
+    begin(job)
+    try:
+        answers[index] = globals()[job["do"]](job)
+    finally:
+        publisher.clear()
+
+
+def answer(document: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(document) + "\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    """Serve until standard input ends."""
+    answer({"pid": os.getpid()})
+    for line in sys.stdin:
+        answers: dict[int, Any] = {}
+        jobs = json.loads(line)
+        if len(jobs) == 1:
+            # In the main thread, alone: nobody else takes the interpreter's lock.
+            run(jobs[0], answers, 0)
+        else:
+            threads = [threading.Thread(target=run, args=(job, answers, i)) for i, job in enumerate(jobs)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        answer({"answers": [answers.get(i) for i in range(len(jobs))]})
+
+
+publisher = ctypes.CDLL(sys.argv[1])
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,226 @@
+"""Kernel tests: real probes, real workers that publish spans, and what the probes said about them."""
+
+from __future__ import annotations
+
+import ctypes.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from otel_bridge.contracts import SystemClock
+from otel_bridge.kernel.config import KernelConfig
+from otel_bridge.kernel.loader import OBJECTS
+from otel_bridge.kernel.monitor import KernelMonitor
+from otel_bridge.telemetry import Telemetry
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from otel_bridge.events import KernelEvents
+    from otel_bridge.model import KernelEventKind, Match
+
+ROOT = Path(__file__).parents[2]
+WORKER = ROOT / "tests" / "kernel" / "worker.py"
+PROBES = ("tcp", "sched", "block", "memory", "tls")
+
+
+def needs_bpf() -> None:
+    """Skip where programs cannot be loaded, saying what is missing."""
+    if not sys.platform.startswith("linux"):
+        pytest.skip("needs Linux")
+    if os.geteuid() != 0:
+        pytest.skip("needs root: sudo make test")
+    if not Path("/sys/kernel/btf/vmlinux").exists():
+        pytest.skip("needs a kernel with BTF (CONFIG_DEBUG_INFO_BTF)")
+    if ctypes.util.find_library("bpf") is None:
+        pytest.skip("needs libbpf: apt-get install libbpf1")
+    needs_objects()
+
+
+def needs_objects() -> None:
+    """Build the BPF objects, or skip with what the build needs; current objects cost nothing."""
+    if shutil.which("clang") is None or not Path("/usr/include/bpf/bpf_helpers.h").exists():
+        if not any(OBJECTS.glob("*.bpf.o")):
+            pytest.skip("needs the BPF objects: apt-get install clang llvm libbpf-dev, then make -C bpf")
+        return
+    subprocess.run(["make", "-s", "-C", str(ROOT / "bpf")], check=True)
+
+
+def trace_id(number: int) -> bytes:
+    """A trace id that is told apart from those of other tests running now."""
+    return os.getpid().to_bytes(8, "big") + number.to_bytes(8, "big")
+
+
+def span_id(number: int) -> bytes:
+    """A span id."""
+    return number.to_bytes(8, "big")
+
+
+@dataclass
+class Events:
+    """A sink that keeps what it is given, and answers questions about it."""
+
+    batches: list[KernelEvents] = field(default_factory=list)
+
+    def take(self, events: KernelEvents) -> None:
+        """See `KernelEventSink`."""
+        self.batches.append(events)
+
+    def of(self, kind: KernelEventKind, *, tgid: int | None = None) -> NDArray[np.void]:
+        """All events of a kind so far, of one process if asked."""
+        found = [batch.records[batch.records["kind"] == kind] for batch in list(self.batches)]
+        found = [records for records in found if len(records)]
+        if not found:
+            return np.zeros(0, [("tgid", "<u4"), ("span_id", "V8"), ("trace_id", "V16"), ("match", "u1")])
+        records = np.concatenate(found)
+        return records if tgid is None else records[records["tgid"] == tgid]
+
+    def per_span(self, kind: KernelEventKind, *, match: Match) -> Counter[int]:
+        """How many events of a kind each span of this test has; every one must have this match."""
+        records = self.of(kind)
+        mine = [record for record in records if bytes(record["trace_id"])[:8] == trace_id(0)[:8]]
+        assert all(record["match"] == match for record in mine)
+        return Counter(int.from_bytes(bytes(record["span_id"]), "big") for record in mine)
+
+    def on_span(self, kind: KernelEventKind, number: int) -> NDArray[np.void]:
+        """The events of a kind on one span of this test."""
+        records = self.of(kind)
+        keep = [
+            bytes(record["trace_id"])[:8] == trace_id(0)[:8] and bytes(record["span_id"]) == span_id(number)
+            for record in records
+        ]
+        return records[np.array(keep, bool)] if len(records) else records
+
+
+class Monitor(KernelMonitor):
+    """A monitor whose events are kept."""
+
+    def __init__(self, config: KernelConfig) -> None:
+        self.events = Events()
+        self.telemetry = Telemetry()
+        super().__init__(config, self.events, self.telemetry, SystemClock())
+
+
+def config(*probes: str, **settings: Any) -> KernelConfig:
+    """A configuration with these probes only; a probe's own settings are given as `<probe>={…}`."""
+    own = {name: settings.pop(name, {}) for name in PROBES}
+    return KernelConfig.model_validate(
+        {
+            "mode": "required",
+            "drop_privileges": False,
+            "scan_interval": 0.1,
+            "sum_interval": 0.05,
+            "probes": {name: {"enabled": name in probes, **own[name]} for name in PROBES},
+            **settings,
+        }
+    )
+
+
+@contextmanager
+def monitoring(*probes: str, **settings: Any) -> Iterator[Monitor]:
+    """Probes at work; when the block ends everything is read, then taken out of the kernel again."""
+    monitor = Monitor(config(*probes, **settings))
+    monitor.open()
+    try:
+        yield monitor
+    finally:
+        monitor.close()
+
+
+class Worker:
+    """A Python process that publishes spans through a C library and does as it is told (worker.py)."""
+
+    def __init__(self, library: Path, *, prefix: tuple[str, ...] = ()) -> None:
+        self.process = subprocess.Popen(
+            [*prefix, sys.executable, str(WORKER), str(library)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.pid = int(self._read()["pid"])
+
+    def _read(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise AssertionError(f"the worker ended with {self.process.wait()}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def send(self, *jobs: dict[str, Any]) -> None:
+        """Have jobs done, each in a thread of its own; a job's "span" is published meanwhile."""
+        assert self.process.stdin is not None
+        for job in jobs:
+            if "span" in job:
+                job.setdefault("trace_id", trace_id(job["span"]).hex())
+                job.setdefault("span_id", span_id(job["span"]).hex())
+        self.process.stdin.write(json.dumps(jobs) + "\n")
+        self.process.stdin.flush()
+
+    def do(self, *jobs: dict[str, Any]) -> list[Any]:
+        """`send`, then wait for what each job answers."""
+        self.send(*jobs)
+        answers: list[Any] = self._read()["answers"]
+        return answers
+
+    def stop(self) -> None:
+        """End it."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.close()
+        try:
+            self.process.wait(5)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.process.stdout.close()
+
+
+def followed(monitor: Monitor, pid: int) -> None:
+    """Wait until the kernel knows where a process keeps its spans."""
+    eventually(f"process {pid} is followed", lambda: pid in monitor.followed)
+
+
+def eventually(what: str, check: Any, timeout: float = 10.0) -> Any:
+    """Wait until `check` gives something true, and return it."""
+    end = time.monotonic() + timeout
+    while True:
+        result = check()
+        if result:
+            return result
+        if time.monotonic() > end:
+            pytest.fail(f"not within {timeout:g} s: {what}")
+        time.sleep(0.02)
+
+
+def in_threads(*functions: Any) -> None:
+    """Run functions at the same time, and raise what one of them raises."""
+    failures: list[BaseException] = []
+
+    def run(function: Any) -> None:
+        try:
+            function()
+        except BaseException as error:  # noqa: BLE001 (handed to the caller below)
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(function,)) for function in functions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
