@@ -440,6 +440,8 @@ class Destination:
                 return
             if answer.retryable:
                 return
+            if answer.oversize:
+                self._limit.refused(len(joined.payload), answer.limit)
             # One of them may be to blame for all: from here on each stands for itself.
         for item in batch:
             if not await self._deliver_one(item):
@@ -447,7 +449,7 @@ class Destination:
 
     async def _deliver_one(self, item: Item) -> bool:
         """Send a request, in parts if it must be; False when it has to be tried again."""
-        parts = item.parts if item.parts is not None else deque([Part(item.payload, item.items)])
+        parts = item.parts if item.parts is not None else deque([_whole(item)])
         limit = self._limit.bytes
         while parts:
             part = parts[0]
@@ -467,7 +469,11 @@ class Destination:
                     return False
                 if answer.oversize:
                     limit = min(limit, self._limit.refused(len(part.payload), answer.limit))
-                    if part.divisible:
+                    pieces = split(item.signal, part, limit, self._codec) if part.divisible else []
+                    if len(pieces) > 1:
+                        parts.popleft()
+                        parts.extendleft(reversed(pieces))
+                        item.parts = parts
                         continue
                     self._drop(item.signal, part, "oversize", answer.message)
                 else:
@@ -592,3 +598,7 @@ class Destination:
     def _stop_draining(self) -> None:
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
+
+
+def _whole(item: Item) -> Part:
+    return Part(item.payload, item.items, divisible=item.items > 1)

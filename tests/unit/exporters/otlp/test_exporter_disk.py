@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 from exporter_fakes import INVALID, UNAVAILABLE, FakeSender, make_exporter, send, turns, until
@@ -217,13 +218,15 @@ async def test_memory_and_disk_full_pushes_back(clock, tmp_path):
     storage = StorageConfig(directory=tmp_path, max_size=1 << 20, fsync=False)
     exporter = make_exporter(sender, clock=clock, directory=tmp_path, storage=storage)
     await exporter.start()
-    for taken in range(100):  # noqa: B007 (used after the loop)
-        try:
-            await send(exporter, b"x" * 50_000)
-        except QueueFullError as error:
-            assert error.retry_after is not None
-            break
+    payload, taken = b"x" * 50_000, 0
+    with contextlib.suppress(QueueFullError):
+        while taken < 100:
+            await send(exporter, payload)
+            taken += 1
     assert 15 <= taken <= 21
+    with pytest.raises(QueueFullError) as caught:
+        exporter.reserve(len(payload))
+    assert caught.value.retry_after >= 1
     sender.answer = Delivered()
     await clock.advance(10)
     await until(lambda: not files(tmp_path))
