@@ -4,8 +4,9 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use crate::mend::Mended;
+use crate::mend::Rewrite;
 use crate::plan;
+use crate::reader::Fault;
 use crate::records::{Attribute, Group, Slice, ATTRIBUTE_SIZE, SCOPE_SIZE, SPAN_SIZE};
 use crate::scan::{scan as scan_bytes, Scanned};
 use crate::splice::{splice as splice_bytes, words, Edits, Insert, Misfit, Rope, Swap, Values};
@@ -72,20 +73,17 @@ type Columns<'py> = (
 /// are numbered, and how many strings were mended. Raises MalformedRequestError, whose text says where.
 #[pyfunction]
 fn scan<'py>(py: Python<'py>, data: Bound<'py, PyBytes>, plan: &Plan) -> PyResult<Columns<'py>> {
-    let (data, scanned, mended) = match read(py, &data, plan)? {
-        scanned if scanned.broken.is_empty() => (data, scanned, 0),
-        broken => {
-            let bytes = data.as_bytes();
-            let rows = broken.spans.len() / SPAN_SIZE;
-            let mended = Mended::new(bytes, &broken.broken);
-            let rope = mended
-                .splice(bytes, &broken.broken, rows)
-                .map_err(refused)?;
-            let data = written(py, &rope)?;
-            let scanned = read(py, &data, plan)?;
-            (data, scanned, broken.broken.len())
-        }
-    };
+    let mut data = data;
+    let mut scanned = read(py, &data, plan)?;
+    let mended = scanned.broken.len();
+    if mended > 0 {
+        let rewrite = Rewrite::mending(data.as_bytes(), &scanned.broken);
+        (data, scanned) = read_again(py, &data, &scanned, &rewrite, plan)?;
+    }
+    if !scanned.parted.is_empty() {
+        let rewrite = Rewrite::joining(data.as_bytes(), &scanned.parted).map_err(malformed)?;
+        (data, scanned) = read_again(py, &data, &scanned, &rewrite, plan)?;
+    }
     let (attributes, starts) = grouped(py, &scanned.attributes, plan.0.slots)?;
     let scopes: Vec<u8> = scanned
         .scopes
@@ -110,9 +108,25 @@ fn read(py: Python<'_>, data: &Bound<'_, PyBytes>, plan: &Plan) -> PyResult<Scan
     } else {
         scan_bytes(bytes, &plan.0)
     };
-    scanned.map_err(|fault| {
-        MalformedRequestError::new_err(format!("not an ExportTraceServiceRequest: {fault}"))
-    })
+    scanned.map_err(malformed)
+}
+
+fn read_again<'py>(
+    py: Python<'py>,
+    data: &Bound<'py, PyBytes>,
+    scanned: &Scanned,
+    rewrite: &Rewrite,
+    plan: &Plan,
+) -> PyResult<(Bound<'py, PyBytes>, Scanned)> {
+    let rows = scanned.spans.len() / SPAN_SIZE;
+    let rope = rewrite.splice(data.as_bytes(), rows).map_err(refused)?;
+    let rewritten = written(py, &rope)?;
+    let scanned = read(py, &rewritten, plan)?;
+    Ok((rewritten, scanned))
+}
+
+fn malformed(fault: Box<Fault>) -> PyErr {
+    MalformedRequestError::new_err(format!("not an ExportTraceServiceRequest: {fault}"))
 }
 
 /// The records in the order of `Batch.attributes`, and where each group begins.
@@ -248,7 +262,7 @@ fn swaps<'a>((offs, lens, sizes, blob): &'a ReplacementArgs<'_>) -> PyResult<Vec
 }
 
 fn written<'py>(py: Python<'py>, rope: &Rope<'_>) -> PyResult<Bound<'py, PyBytes>> {
-    PyBytes::new_with(py, rope.len(), |out| {
+    PyBytes::new_with(py, rope.size(), |out| {
         rope.write(out);
         Ok(())
     })

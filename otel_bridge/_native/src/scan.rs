@@ -21,6 +21,8 @@ pub struct Scanned {
     pub resources: u32,
     /// Strings that are not UTF-8.
     pub broken: Vec<Text>,
+    /// Attributes whose array or list came in parts; a record of one has the last part alone.
+    pub parted: Vec<Slice>,
 }
 
 /// A string, and the field it is the content of.
@@ -71,8 +73,30 @@ enum Owner<'o> {
 #[derive(Clone, Copy, Default)]
 struct Value {
     value_type: u8,
+    /// An array or list that continues an earlier one: protobuf merges them.
+    parted: bool,
     value: i64,
     content: Slice,
+}
+
+impl Value {
+    #[inline]
+    fn number(value_type: u8, value: i64) -> Self {
+        Self {
+            value_type,
+            value,
+            ..Self::default()
+        }
+    }
+
+    #[inline]
+    fn content(value_type: u8, content: Slice) -> Self {
+        Self {
+            value_type,
+            content,
+            ..Self::default()
+        }
+    }
 }
 
 impl Scan<'_> {
@@ -211,7 +235,11 @@ impl Scan<'_> {
 
     /// A span nested too deep is a row without content; the rest of the request is not its fault.
     fn span(&mut self, at: Reader, start: usize, depth: u32, owner: (u32, u32)) -> Read<()> {
-        let (attributes, broken) = (self.out.attributes.len(), self.out.broken.len());
+        let (attributes, broken, parted) = (
+            self.out.attributes.len(),
+            self.out.broken.len(),
+            self.out.parted.len(),
+        );
         let blank = Span {
             field: Slice::new(start, at.end()),
             body: at.pos as u32,
@@ -225,6 +253,7 @@ impl Scan<'_> {
             Err(fault) if fault.cause == Cause::TooDeep => {
                 self.out.attributes.truncate(attributes);
                 self.out.broken.truncate(broken);
+                self.out.parted.truncate(parted);
                 span = Span {
                     reject: reject::TOO_DEEP,
                     ..blank
@@ -381,6 +410,9 @@ impl Scan<'_> {
         let oversized = value.content.len as usize > plan.longer_than;
         let exact = matcher.exact(name);
         let mut prefixes = matcher.prefixes(name).peekable();
+        if value.parted {
+            self.out.parted.push(field);
+        }
         if exact.is_none() && prefixes.peek().is_none() && !oversized {
             return Ok(());
         }
@@ -459,44 +491,34 @@ impl Scan<'_> {
             let start = at.pos;
             let tag = at.tag()?;
             *value = match tag {
-                STRING => {
-                    let content = self.text(&mut at, start).within("string_value")?;
-                    Value {
-                        value_type: value_type::STRING,
-                        value: 0,
-                        content,
-                    }
+                STRING => Value::content(
+                    value_type::STRING,
+                    self.text(&mut at, start).within("string_value")?,
+                ),
+                BOOL => {
+                    let value = at.varint().within("bool_value")? != 0;
+                    Value::number(value_type::BOOL, i64::from(value))
                 }
-                BOOL => number(
-                    value_type::BOOL,
-                    i64::from(at.varint().within("bool_value")? != 0),
-                ),
-                INT => number(value_type::INT, at.varint().within("int_value")? as i64),
-                DOUBLE => number(
-                    value_type::DOUBLE,
-                    at.fixed64().within("double_value")? as i64,
-                ),
+                INT => Value::number(value_type::INT, at.varint().within("int_value")? as i64),
+                DOUBLE => {
+                    let bits = at.fixed64().within("double_value")?;
+                    Value::number(value_type::DOUBLE, bits as i64)
+                }
                 ARRAY | KVLIST => {
                     let inner = at.message()?;
                     let depth = deeper(depth, start)?;
                     self.values(inner, depth, tag == KVLIST)?;
+                    let found = (tag >> 3) as u8;
+                    let parted = value.value_type == found;
+                    let content = Slice::new(inner.pos, inner.end());
                     Value {
-                        value_type: if tag == KVLIST {
-                            value_type::KVLIST
-                        } else {
-                            value_type::ARRAY
-                        },
-                        value: 0,
-                        content: Slice::new(inner.pos, inner.end()),
+                        parted,
+                        ..Value::content(found, content)
                     }
                 }
                 BYTES => {
-                    let (start, end) = at.sized().within("bytes_value")?;
-                    Value {
-                        value_type: value_type::BYTES,
-                        value: 0,
-                        content: Slice::new(start, end),
-                    }
+                    let (from, to) = at.sized().within("bytes_value")?;
+                    Value::content(value_type::BYTES, Slice::new(from, to))
                 }
                 other => {
                     at.skip(other, depth)?;
@@ -590,15 +612,6 @@ fn known(value: u64, count: u64) -> u8 {
 fn bytes<'a>(at: &mut Reader<'a>) -> Read<&'a [u8]> {
     let (start, end) = at.sized()?;
     Ok(at.bytes(start, end))
-}
-
-#[inline]
-fn number(value_type: u8, value: i64) -> Value {
-    Value {
-        value_type,
-        value,
-        content: Slice::default(),
-    }
 }
 
 /// Most strings are short ASCII, for which a plain loop beats the vectorised validator's set-up.

@@ -39,6 +39,7 @@ pub struct Swap<'a> {
 }
 
 /// Everything noted on a batch.
+#[derive(Default)]
 pub struct Edits<'a> {
     pub rows: usize,
     /// One byte a row, not 0 where the span is left out; empty: none is.
@@ -119,11 +120,11 @@ impl<'a> Rope<'a> {
     }
 
     /// Bytes in all.
-    pub fn len(&self) -> usize {
+    pub fn size(&self) -> usize {
         self.len
     }
 
-    /// Writes everything; `out` has exactly `len` bytes.
+    /// Writes everything; `out` has exactly `size` bytes.
     pub fn write(&self, mut out: &mut [u8]) {
         for piece in &self.pieces {
             let source = match piece.source {

@@ -187,11 +187,11 @@ def _decode(data: bytes) -> tuple[Tree, int]:
     rows = iter(spans)
     for scope_spans in scopes:
         for index, span in zip(range(len(scope_spans.spans)), rows, strict=False):
-            count = 0 if span is None else _mend(span)
-            if count:
+            if span is not None:
+                mended += _mend(span)
+                # Written anew also when nothing was mended: a broken string may hide behind a later one.
                 scope_spans.spans[index] = span.SerializeToString()
-            mended += count
-    return Tree(shell.SerializeToString() if mended else data, shell, spans), mended
+    return Tree(shell.SerializeToString(), shell, spans), mended
 
 
 def _scopes(shell: Any) -> list[Any]:
@@ -376,15 +376,16 @@ class _Columns:
         if exact is None and not wants and not oversized:
             return
         value_type = _VALUE_TYPES[which]
-        encoded = _framed(1, key) + _framed(2, item.value.SerializeToString())
+        # Of unknown fields nothing is kept here: the content must be what the encoded attribute ends with.
+        member = _framed(value_type, content) if which in _WITH_CONTENT else item.value.SerializeToString()
+        encoded = _framed(1, key) + _framed(2, member)
         framed = _framed(_ATTRIBUTES_FIELD[home.scope], encoded)
         off = self._store(framed)
         self._tree.homes[off] = home
         record = (
             _number(item.value, which),
             row(),
-            # The content is what the encoded attribute ends with.
-            off + len(framed) - len(content) if value_type in _WITH_CONTENT else 0,
+            off + len(framed) - len(content) if which in _WITH_CONTENT else 0,
             len(content),
             off + len(framed) - len(encoded) + len(_framed(1, key)) - len(key),
             len(key),
@@ -424,7 +425,7 @@ class _Number:
         return self._number
 
 
-_WITH_CONTENT = {ValueType.STRING, ValueType.BYTES, ValueType.ARRAY, ValueType.KVLIST}
+_WITH_CONTENT = {"string_value", "bytes_value", "array_value", "kvlist_value"}
 
 
 def _content(value: Any, which: str | None) -> bytes:
