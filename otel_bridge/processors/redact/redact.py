@@ -11,10 +11,11 @@ import numpy as np
 
 from otel_bridge import catalog
 from otel_bridge.model import Scope, ValueType
-from otel_bridge.processors.redact import exceptions
+from otel_bridge.processors.redact import exceptions, inserts
 from otel_bridge.processors.redact.changes import Changes
 from otel_bridge.processors.redact.content import ContentColumns, Slots, harmless
 from otel_bridge.processors.redact.patterns import Masker
+from otel_bridge.processors.redact.truncate import truncated
 from otel_bridge.processors.redact.values import as_text, attributes, raw, read
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from otel_bridge.batch import Batch, PlanBuilder
+    from otel_bridge.batch import Batch, Insert, PlanBuilder
     from otel_bridge.processors.redact.config import RedactConfig
     from otel_bridge.telemetry import Telemetry
 
@@ -53,6 +54,8 @@ class Redact:
         keys = EXCEPTION_KEYS if self._exception_action != "keep" else ()
         self._exceptions = _columns(columns, keys, _OF_A_SPAN)
         self._named = _columns(columns, config.pattern_attributes if self._masker else ())
+        self._named_keys = frozenset(config.pattern_attributes)
+        self._treatments: dict[bytes, str] = {}
         self._limit = config.max_attribute_bytes
         if self._limit is not None:
             columns.want_oversized(self._limit)
@@ -74,6 +77,8 @@ class Redact:
         for slot in self._named.present(batch):
             self._mask(changes, changes.left(batch.column(slot)), hits)
         self._mask(changes, changes.left(self._named.repeated(batch)), hits)
+        if batch.inserts:
+            batch.inserts[:] = self._inserts(changes, hits)
         if self._limit is not None:
             changes.truncate(self._limit)
         changes.commit()
@@ -92,6 +97,39 @@ class Redact:
                 changes.set_text("hash", attribute, self._hash(raw(data, attribute)))
         else:
             self._mask(changes, found, hits)
+
+    def _inserts(self, changes: Changes, hits: dict[str, int]) -> Iterator[Insert]:
+        """What earlier steps added, as it may leave."""
+        batch = changes.batch
+        for given in list(batch.inserts):
+            insert = given
+            if not inserts.is_textual(given):
+                yield given
+                continue
+            treatment = self._treatment(given.key)
+            if treatment == "drop":
+                changes.actions["drop"] += len(given.rows)
+                continue
+            if treatment == "hash":
+                insert = inserts.changed(batch, insert, self._hash)
+            elif treatment == "mask":
+                insert = inserts.changed(batch, insert, lambda text: self._masker.mask(text, hits))
+            if insert is not given:
+                changes.actions[treatment] += len(given.rows)
+            if self._limit is not None and inserts.longest(insert) > self._limit:
+                insert = inserts.changed(batch, insert, partial(truncated, limit=self._limit))
+            yield insert
+
+    def _treatment(self, key: bytes) -> str:
+        """What is done to an attribute of this key; looked up once for each key that steps add."""
+        found = self._treatments.get(key)
+        if found is None:
+            content = self._content is not None and self._content.names(key.decode())
+            masked = self._action == "keep" if content else key.decode() in self._named_keys
+            found = self._treatments[key] = (
+                "mask" if masked and self._masker else self._action if content else "keep"
+            )
+        return found
 
     def _hash(self, content: bytes) -> bytes:
         return hashlib.blake2b(content, key=self._key, digest_size=_HASH_BYTES).hexdigest().encode()

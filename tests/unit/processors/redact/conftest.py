@@ -14,6 +14,9 @@ from otel_bridge.receivers.otlp.codec import choose_codec
 from otel_bridge.telemetry import Telemetry
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from otel_bridge.batch import Batch
     from otel_bridge.contracts import Codec
 
 
@@ -30,9 +33,10 @@ class Step:
         self.redact = Redact(self.config, columns, self.telemetry)
         self.plan = columns.build()
 
-    def __call__(self, data: bytes) -> bytes:
-        """What leaves of a request."""
+    def __call__(self, data: bytes, before: Callable[[Batch], None] = lambda _: None) -> bytes:
+        """What leaves of a request, on which another step has worked before."""
         batch = self.codec.scan(data, self.plan)
+        before(batch)
         self.redact.process(batch)
         return batch.splice()
 

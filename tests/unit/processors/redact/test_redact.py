@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 
+import numpy as np
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
@@ -379,3 +380,36 @@ def test_secrets_of_rejected_spans_do_not_leave_either(step):
     out = step()(data)
     assert SECRET.encode() not in out
     assert left(out) == {"k": "v"}
+
+
+def added(batch) -> None:
+    """What a step before may add: copies of content under a key of content, and harmless things."""
+    rows = np.arange(2, dtype="<u4")
+    body = batch.data.index(SECRET.encode())
+    length = len(SECRET) + len(" a@example.com")
+    batch.set_text("llm.prompt.template", rows, f"{SECRET} a@example.com")
+    batch.set_texts("gen_ai.prompt.0.content", rows, [f"{SECRET} a@example.com", "你" * 40])
+    batch.set_slices("input.value", rows[:1], np.array([body], "<u4"), np.array([length], "<u4"))
+    batch.set_text("llm.model.id", rows, "tiny")
+    batch.set_ints("llm.prompt.len", rows, np.array([7, 8], "<i8"))
+
+
+TWO_SPANS = trace_request([{"attributes": {"acme.note": f"{SECRET} a@example.com"}}, {}])
+
+
+@pytest.mark.parametrize("action", ["drop", "hash", "keep"])
+def test_what_other_steps_added_is_treated_alike(step, action):
+    """Content does not slip out under a name that an earlier step gave it."""
+    redact = step(content=action, max_attribute_bytes=64, keys=["acme.note"])
+    first, second = (attributes_of(span.attributes) for span in spans_of(redact(TWO_SPANS, added)))
+    assert first["llm.model.id"] == "tiny"
+    assert (first["llm.prompt.len"], second["llm.prompt.len"]) == (7, 8)
+    content = {"llm.prompt.template", "gen_ai.prompt.0.content", "input.value"}
+    if action == "drop":
+        assert not content & (first.keys() | second.keys())
+    elif action == "hash":
+        assert len({first[key] for key in (*content, "acme.note")}) == 1
+        assert SECRET not in str(first) + str(second)
+    else:
+        assert {first[key] for key in content} == {f"{SECRET} [email]"}
+        assert second["gen_ai.prompt.0.content"] == "你" * 21
