@@ -18,8 +18,12 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4.0, help="of each round (default 4)")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON, nothing else")
     parser.add_argument("--no-results", action="store_true", help="leave results.json as it is")
+    parser.add_argument("--profile", action="store_true", help="print where the bridge's time goes instead")
     options = parser.parse_args()
     console = Console(stderr=options.json)
+    if options.profile:
+        data_path.profile(console, seconds=options.seconds, only=options.only)
+        return
     found = data_path.run(console, rounds=options.rounds, seconds=options.seconds, only=options.only)
     if not options.no_results:
         figures.merge(found)

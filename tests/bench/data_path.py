@@ -13,7 +13,7 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
-from tests.bench import subjects, workloads
+from tests.bench import profiler, subjects, workloads
 from tests.bench.load import CLIENTS, Load
 from tests.bench.sink import Sink
 from tests.support.processes import running
@@ -120,6 +120,28 @@ def run(console: Console, *, rounds: int, seconds: float, only: str = "") -> dic
     if results:
         figures["data_path.peak_rss_mib"] = max(result.bridge.peak_rss for result in results) / 2**20
     return figures
+
+
+def profile(console: Console, *, seconds: float, only: str = "") -> None:
+    """Print where the bridge spends its time in each case."""
+    for case in CASES:
+        if only in case.name:
+            workload = case.workload()
+            with ExitStack() as stack:
+                directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
+                load = stack.enter_context(Load(case.transport, workload))
+                sink = stack.enter_context(Sink(case.transport))
+                bridge = stack.enter_context(
+                    running(subjects.bridge(directory / "bridge", case.transport, sink.port))
+                )
+                port = getattr(bridge, f"{case.transport}_port")
+                load.run(port, _WARM_UP)
+                stacks = directory / "stacks"
+                with console.status(case.name), profiler.profiled(bridge.pid, stacks):
+                    load.run(port, seconds)
+                console.rule(case.name)
+                for shown in profiler.tables(stacks):
+                    console.print(shown)
 
 
 def compare(case: Case, rounds: int, seconds: float) -> Result:
