@@ -75,6 +75,11 @@ SCOPE = np.dtype([("name_off", "<u4"), ("name_len", "<u4"), ("resource", "<u4")]
 """One instrumentation scope."""
 
 
+STATUS_MESSAGE = "otel.status_description"
+"""A SPAN column of this key holds the status's message too, under the name that OpenTelemetry gives it where
+there is no such field: a STRING record without a key (`key_len` 0), whose field is that of the Status."""
+
+
 @dataclass(frozen=True, slots=True)
 class Want:
     """A column somebody asked for: an exact key, or with `prefix` every key that begins so."""

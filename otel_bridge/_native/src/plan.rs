@@ -29,10 +29,15 @@ pub struct Want {
 /// The slot number of attributes that are wanted for their size alone.
 pub const OVERSIZED: u16 = u16::MAX;
 
+/// `batch.STATUS_MESSAGE`: the key whose column holds the status's message too.
+const STATUS_MESSAGE: &[u8] = b"otel.status_description";
+
 /// All wanted columns; a want's place in the list is its slot.
 pub struct Plan {
     matchers: [Matcher; Place::ALL.len()],
     pub slots: usize,
+    /// The slot that wants the status's message.
+    pub status_message: Option<u16>,
     /// Content longer than this is wanted whatever its key.
     pub longer_than: usize,
 }
@@ -40,8 +45,10 @@ pub struct Plan {
 impl Plan {
     /// `wants` number fewer than `OVERSIZED`.
     pub fn new(wants: &[Want], longer_than: Option<usize>) -> Self {
+        let matchers = Place::ALL.map(|place| Matcher::new(wants, place));
         Self {
-            matchers: Place::ALL.map(|place| Matcher::new(wants, place)),
+            status_message: matchers[Place::Span as usize].exact(STATUS_MESSAGE),
+            matchers,
             slots: wants.len(),
             longer_than: longer_than.unwrap_or(usize::MAX),
         }

@@ -345,7 +345,19 @@ impl Scan<'_> {
             let start = at.pos;
             match at.tag()? {
                 CODE => *code = known(at.varint().within("code")?, STATUS_CODES),
-                MESSAGE => drop(self.text(&mut at, start).within("message")?),
+                MESSAGE => {
+                    let content = self.text(&mut at, start).within("message")?;
+                    if let Some(slot) = self.plan.status_message {
+                        let record = Attribute {
+                            row: self.rows,
+                            content,
+                            field: Slice::new(start, at.pos),
+                            value_type: value_type::STRING,
+                            ..Attribute::default()
+                        };
+                        self.exact(slot, record);
+                    }
+                }
                 other => at.skip(other, depth)?,
             }
         }
@@ -392,6 +404,23 @@ impl Scan<'_> {
         Ok(matches!(trace_id, 0 | 16) && matches!(span_id, 0 | 8))
     }
 
+    /// A record for an exact slot: of a row's repeated ones the first.
+    #[inline]
+    fn exact(&mut self, slot: u16, record: Attribute) {
+        let last = &mut self.last_row[usize::from(slot)];
+        let group = if *last == record.row {
+            Group::Duplicate
+        } else {
+            Group::Slot
+        };
+        *last = record.row;
+        self.out.attributes.push(Attribute {
+            slot,
+            group,
+            ..record
+        });
+    }
+
     /// A KeyValue whose tag was just read at `start`, and the records that it answers.
     #[inline]
     fn attribute(&mut self, at: &mut Reader, start: usize, depth: u32, owner: Owner) -> Read<()> {
@@ -431,18 +460,7 @@ impl Scan<'_> {
             ..Attribute::default()
         };
         if let Some(slot) = exact {
-            let last = &mut self.last_row[usize::from(slot)];
-            let group = if *last == row {
-                Group::Duplicate
-            } else {
-                Group::Slot
-            };
-            *last = row;
-            self.out.attributes.push(Attribute {
-                slot,
-                group,
-                ..record
-            });
+            self.exact(slot, record);
         }
         for slot in prefixes {
             self.out.attributes.push(Attribute { slot, ..record });

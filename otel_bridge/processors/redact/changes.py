@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from otel_bridge.processors.redact.values import Attribute
 
 
+_STATUS_MESSAGE = bytes((2 << 3 | 2,))
+"""The tag of Status.message; attributes of spans, events, links, scopes and resources have others."""
+
+
 class Changes:
     """Several steps may touch one attribute; it gets one edit.
 
@@ -123,6 +127,10 @@ class Changes:
         # Attributes have another field number in spans, events and resources; it is that of what stood here.
         # The low seven bits hold the whole tag, also where a sender wrote it longer.
         tag = bytes((data[attribute.kv_off] & 0x7F,))
+        if tag == _STATUS_MESSAGE:
+            return (
+                tag + value[1:]
+            )  # Status.message and AnyValue.string_value differ in nothing but the number
         fields = _key_value(tag, key, value)
         before = self._before.get(attribute.kv_off)
         if before is not None:

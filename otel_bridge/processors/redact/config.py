@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
+from otel_bridge.batch import STATUS_MESSAGE
 from otel_bridge.processors.redact.patterns import BUILT_IN, compiled
 from otel_bridge.units import ByteSize
 
@@ -16,6 +17,7 @@ PATTERN_ATTRIBUTES = (
     "exception.message",
     "exception.stacktrace",
     "error.message",
+    STATUS_MESSAGE,
     "http.request.header.authorization",
     "http.request.header.proxy-authorization",
     "http.request.header.cookie",

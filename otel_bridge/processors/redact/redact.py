@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from otel_bridge import catalog
+from otel_bridge.batch import STATUS_MESSAGE
 from otel_bridge.model import Scope, ValueType
 from otel_bridge.processors.redact import exceptions, inserts
 from otel_bridge.processors.redact.changes import Changes
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from otel_bridge.processors.redact.config import RedactConfig
     from otel_bridge.telemetry import Telemetry
 
-EXCEPTION_KEYS = ("exception.message", "exception.stacktrace", "error.message")
+EXCEPTION_KEYS = ("exception.message", "exception.stacktrace", "error.message", STATUS_MESSAGE)
 _OF_A_SPAN = (Scope.SPAN, Scope.EVENT)
 _HASH_BYTES = 16
 _ACTIONS = ("drop", "hash", "mask", "truncate")

@@ -23,7 +23,7 @@ from opentelemetry.proto.common.v1 import common_pb2
 from opentelemetry.proto.resource.v1 import resource_pb2
 from opentelemetry.proto.trace.v1 import trace_pb2
 
-from otel_bridge.batch import ATTRIBUTE, SCOPE, SPAN, Batch
+from otel_bridge.batch import ATTRIBUTE, SCOPE, SPAN, STATUS_MESSAGE, Batch
 from otel_bridge.errors import MalformedRequestError
 from otel_bridge.model import Reject, Scope, SpanKind, StatusCode, ValueType
 
@@ -44,6 +44,9 @@ _ATTRIBUTES_FIELD = {
     Scope.EVENT: 3,
     Scope.LINK: 4,
 }
+_STATUS_MESSAGE_FIELD = 2
+_STATUS = -1
+"""The part of a span that its status is, in a `Home`."""
 _VALUE_TYPES = {
     None: ValueType.EMPTY,
     "string_value": ValueType.STRING,
@@ -62,7 +65,7 @@ class Home(NamedTuple):
     Attributes:
         scope: of what kind its owner is.
         owner: the span's row, or the number of the ResourceSpans or ScopeSpans in the request.
-        part: which of the span's events or links; else 0.
+        part: which of the span's events or links; for the status's message `_STATUS`; else 0.
         place: which of the owner's attributes.
     """
 
@@ -358,6 +361,7 @@ class _Columns:
         )
         here = _Number(lambda: row)
         self._attributes(span, Home(Scope.SPAN, row, 0, 0), here)
+        self._status_message(span.status.message, row)
         for scope_kind, parts in ((Scope.EVENT, span.events), (Scope.LINK, span.links)):
             for index, part in enumerate(parts):
                 self._attributes(part, Home(scope_kind, row, index, 0), here)
@@ -400,6 +404,18 @@ class _Columns:
             self._groups[slot].append((*record, slot, value_type, 0))
         if oversized:
             self._groups[-1].append((*record, _OVERSIZED_SLOT, value_type, 0))
+
+    def _status_message(self, message: bytes, row: int) -> None:
+        slot = self._exact.get((Scope.SPAN, STATUS_MESSAGE.encode()))
+        if slot is None or not message:
+            return
+        framed = _framed(_STATUS_MESSAGE_FIELD, message)
+        off = self._store(framed)
+        self._tree.homes[off] = Home(Scope.SPAN, row, _STATUS, 0)
+        again = (slot, row) in self._seen
+        content = (off + len(framed) - len(message), len(message))
+        record = (0, row, *content, 0, 0, off, len(framed), slot, ValueType.STRING, 0)
+        self._groups[-2 if again else slot].append(record)
 
     def _store(self, content: bytes) -> int:
         off = len(self.arena)
@@ -500,6 +516,10 @@ class _Splice:
             by_owner.setdefault(home._replace(place=0), {})[home.place] = fields
         for home, of_owner in by_owner.items():
             owner = self._owner(home)
+            if home.part == _STATUS:
+                owner.status.ClearField("message")
+                owner.status.MergeFromString(of_owner[0])
+                continue
             attributes = list(owner.attributes)
             del owner.attributes[:]
             for place, attribute in enumerate(attributes):

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
 from otel_bridge import catalog
 from otel_bridge.model import Scope
 from otel_bridge.testing import any_value, attributes_of, key_values, spans_of, trace_request
 from otel_bridge.vocabulary import CONTENT
+from otel_bridge.wire import sized
 
 SECRET = "MARKER7f3a"
 
@@ -189,7 +191,8 @@ def exception_span(message: str, content: dict) -> bytes:
     )
     attributes = {"exception.type": "ValueError", "exception.message": message, "exception.stacktrace": trace}
     events = [{"name": "exception", "attributes": key_values(attributes)}]
-    return one_span(content, events=events)
+    status = {"code": 2, "message": f"ValueError: {message}"}
+    return one_span(content, events=events, status=status)
 
 
 @pytest.mark.parametrize(
@@ -214,9 +217,12 @@ def test_exceptions_that_quote_a_prompt(step, message, content):
     """Repeated from the span's content, or quoted prose: hidden; the frames and the rest stay."""
     out = step()(exception_span(message, content))
     assert SECRET.encode() not in out
-    (event,) = spans_of(out)[0].events
+    (span,) = spans_of(out)
+    (event,) = span.events
     shown = attributes_of(event.attributes)
     assert shown["exception.type"] == "ValueError"
+    assert span.status.code == 2
+    assert span.status.message == f"ValueError: {shown['exception.message']}"
     assert "[redacted]" in shown["exception.message"]
     assert 'File "/app/serve.py", line 7, in chat' in shown["exception.stacktrace"]
 
@@ -240,8 +246,9 @@ def test_exceptions_can_be_kept_or_dropped(step):
     """Keep leaves all of it, drop leaves the type."""
     data = exception_span(f'saw "{SECRET} and more"', {})
     assert step(exceptions="keep")(data) is data
-    (event,) = spans_of(step(exceptions="drop")(data))[0].events
-    assert attributes_of(event.attributes) == {"exception.type": "ValueError"}
+    (span,) = spans_of(step(exceptions="drop")(data))
+    assert attributes_of(span.events[0].attributes) == {"exception.type": "ValueError"}
+    assert (span.status.code, span.status.message) == (2, "")
 
 
 def test_an_exception_amid_endless_content_is_dropped(step):
@@ -413,3 +420,17 @@ def test_what_other_steps_added_is_treated_alike(step, action):
     else:
         assert {first[key] for key in content} == {f"{SECRET} [email]"}
         assert second["gen_ai.prompt.0.content"] == "你" * 21
+
+
+def test_a_status_in_parts_hides_nothing(step):
+    """Protobuf merges repeated messages; every part is on the wire all the same."""
+    request = ExportTraceServiceRequest.FromString(one_span({"gen_ai.prompt": f"{SECRET} and more"}))
+    (span,) = request.resource_spans[0].scope_spans[0].spans
+    first, second = (
+        sized(15, Status(code=2, message=f"{word} {SECRET} and more").SerializeToString())
+        for word in ("ValueError:", "RuntimeError:")
+    )
+    data = sized(1, sized(2, sized(2, span.SerializeToString() + first + second)))
+    out = step()(data)
+    assert SECRET.encode() not in out
+    assert spans_of(out)[0].status.message == "RuntimeError: [redacted]"
