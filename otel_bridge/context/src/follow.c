@@ -17,7 +17,9 @@ static PyObject *variable; /* the ContextVar that holds opentelemetry's Context,
 static PyObject *key; /* of the span in that dict */
 static PyTypeObject *non_recording; /* opentelemetry.trace.NonRecordingSpan */
 static PyObject *first_span; /* called once, with the first recording span; then NULL */
-static PyObject *name_is_recording, *name_get_span_context;
+static PyTypeObject *learned; /* the class of the last spans that learn() looked at */
+static bool learned_plain; /* its spans keep in _context and _end_time what their methods say */
+static PyObject *name_is_recording, *name_get_span_context, *name_context, *name_end_time;
 static PyInterpreterState *interpreter;
 static uint32_t generation; /* of following: what threads noted during an earlier one is void */
 #if HAVE_CONTEXT_WATCHER
@@ -138,19 +140,49 @@ static int tell_first_span(PyObject *span)
 	return 0;
 }
 
+/* Asking a span costs two calls of Python functions, at every callback of an event loop. The SDK's spans keep
+ * both answers in plain attributes: once a class was seen to do so, its spans are looked at instead.
+ */
+static void learn(PyObject *span, PyObject *said_context)
+{
+	PyObject *context = PyObject_GetAttr(span, name_context);
+	PyObject *end_time = context ? PyObject_GetAttr(span, name_end_time) : NULL;
+
+	learned_plain = context == said_context && end_time == Py_None;
+	Py_XSETREF(learned, (PyTypeObject *)Py_NewRef(Py_TYPE(span)));
+	PyErr_Clear();
+	Py_XDECREF(context);
+	Py_XDECREF(end_time);
+}
+
+/* A new reference to the SpanContext; `under_way` as by is_under_way. */
+static PyObject *ask(PyObject *span, int *under_way)
+{
+	PyObject *context, *end_time;
+
+	if (Py_TYPE(span) != learned || !learned_plain) {
+		context = PyObject_CallMethodNoArgs(span, name_get_span_context);
+		*under_way = context ? is_under_way(span) : -1;
+		if (*under_way == 1 && Py_TYPE(span) != learned && Py_TYPE(span) != non_recording)
+			learn(span, context);
+		return context;
+	}
+	end_time = PyObject_GetAttr(span, name_end_time);
+	*under_way = end_time ? end_time == Py_None : -1;
+	Py_XDECREF(end_time);
+	return end_time ? PyObject_GetAttr(span, name_context) : NULL;
+}
+
 /* 1: `ids` are those of a local span that is under way. 0: there is none. -1: an exception is set. */
 static int span_ids(PyObject *span, uint8_t ids[IDS_SIZE], uint8_t *trace_flags)
 {
-	PyObject *context = PyObject_CallMethodNoArgs(span, name_get_span_context);
 	int found, under_way;
+	PyObject *context = ask(span, &under_way);
 
-	if (!context)
-		return -1;
-	found = span_context_ids(context, ids, trace_flags);
-	Py_DECREF(context);
+	found = context && under_way >= 0 ? span_context_ids(context, ids, trace_flags) : -1;
+	Py_XDECREF(context);
 	if (found <= 0)
 		return found;
-	under_way = is_under_way(span);
 	if (under_way == 0)
 		follow_counts.stale++;
 	if (under_way == 1 && first_span && Py_TYPE(span) != non_recording && tell_first_span(span))
@@ -311,6 +343,18 @@ int follow_leave(PyObject *context)
 	return result;
 }
 
+/* Whoever gets an exception instead of a token could not detach. */
+static void undo_attach(PyObject **token)
+{
+	PyObject *type, *value, *traceback;
+
+	PyErr_Fetch(&type, &value, &traceback);
+	if (PyContextVar_Reset(variable, *token))
+		PyErr_WriteUnraisable(variable);
+	Py_CLEAR(*token);
+	PyErr_Restore(type, value, traceback);
+}
+
 PyObject *follow_attach(PyObject *module, PyObject *context)
 {
 	struct thread_state *thread;
@@ -325,12 +369,10 @@ PyObject *follow_attach(PyObject *module, PyObject *context)
 	if (!token)
 		return NULL;
 	thread = current_thread();
-	if (!may_publish(thread)) {
+	if (!may_publish(thread))
 		record_clear(&thread->record);
-	} else if (publish(thread, context)) {
-		Py_DECREF(token);
-		return NULL;
-	}
+	else if (publish(thread, context))
+		undo_attach(&token);
 	return token;
 }
 
@@ -393,13 +435,17 @@ static void end(void)
 
 #endif
 
+static int intern(PyObject **name, const char *text)
+{
+	if (!*name)
+		*name = PyUnicode_InternFromString(text);
+	return *name ? 0 : -1;
+}
+
 int follow_start(PyObject *var, PyObject *span_key, PyObject *non_recording_type, PyObject *on_first_span)
 {
-	if (!name_is_recording)
-		name_is_recording = PyUnicode_InternFromString("is_recording");
-	if (!name_get_span_context)
-		name_get_span_context = PyUnicode_InternFromString("get_span_context");
-	if (!name_is_recording || !name_get_span_context)
+	if (intern(&name_is_recording, "is_recording") || intern(&name_get_span_context, "get_span_context") ||
+	    intern(&name_context, "_context") || intern(&name_end_time, "_end_time"))
 		return -1;
 	follow_stop();
 	interpreter = PyInterpreterState_Get();
@@ -428,5 +474,6 @@ void follow_stop(void)
 	Py_CLEAR(key);
 	Py_CLEAR(non_recording);
 	Py_CLEAR(first_span);
+	Py_CLEAR(learned);
 	record_clear(&thread_state()->record);
 }

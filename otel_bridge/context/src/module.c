@@ -122,19 +122,44 @@ static PyObject *withdraw_process(PyObject *module, PyObject *ignored)
 	Py_RETURN_NONE;
 }
 
+PyDoc_STRVAR(publish_doc, "publish(trace_id, span_id, trace_flags=0, /)\n--\n\n"
+	"Make a span this thread's. OverflowError: an id is negative or too large.");
+PyDoc_STRVAR(clear_doc, "clear()\n--\n\nMake this thread spanless.");
+PyDoc_STRVAR(published_doc, "published()\n--\n\n"
+	"Trace id, span id and trace flags as a reader of this thread sees them; None when there is no span.");
+PyDoc_STRVAR(ended_doc, "ended(span_context, /)\n--\n\nClear the record if it shows this very span.");
+PyDoc_STRVAR(follow_doc, "follow(variable, span_key, non_recording_span, on_first_span, /)\n--\n\n"
+	"From now on the record follows a context variable: on all threads, through every switch of context.\n\n"
+	"`variable` holds opentelemetry's Context, a dict; `span_key` is the key of the current span in it. Spans\n"
+	"of the class `non_recording_span` count as current although they do not record. `on_first_span` is\n"
+	"called once, with the first recording span that is published. The answer is how switches are noticed:\n"
+	"\"context watcher\" or \"Context.run\". RuntimeError: contextvars is not as CPython ships it, or no\n"
+	"watcher is free.");
+PyDoc_STRVAR(unfollow_doc, "unfollow()\n--\n\nUndo follow(); this thread's record is cleared.");
+PyDoc_STRVAR(attach_doc, "attach(context, /)\n--\n\nSet the followed variable, and publish.");
+PyDoc_STRVAR(detach_doc, "detach(token, /)\n--\n\nReset the followed variable, and publish what is current then.");
+PyDoc_STRVAR(sync_doc, "sync()\n--\n\nPublish what the current context says.");
+PyDoc_STRVAR(counts_doc, "counts()\n--\n\n"
+	"What was not published since the module was loaded, and why; `slots` is how many call sites of\n"
+	"PyContext_Enter and PyContext_Exit lead here now.");
+PyDoc_STRVAR(publish_process_doc, "publish_process(payload, /)\n--\n\n"
+	"Publish a serialized ProcessContext (OTEP 4719), or replace the published one. OSError: no memory could\n"
+	"be mapped for it.");
+PyDoc_STRVAR(withdraw_process_doc, "withdraw_process()\n--\n\nUnmap what publish_process() mapped.");
+
 static PyMethodDef methods[] = {
-	{"publish", (PyCFunction)(void (*)(void))publish, METH_FASTCALL, NULL},
-	{"clear", clear, METH_NOARGS, NULL},
-	{"published", published, METH_NOARGS, NULL},
-	{"ended", ended, METH_O, NULL},
-	{"follow", follow, METH_VARARGS, NULL},
-	{"unfollow", unfollow, METH_NOARGS, NULL},
-	{"attach", follow_attach, METH_O, NULL},
-	{"detach", follow_detach, METH_O, NULL},
-	{"sync", synchronize, METH_NOARGS, NULL},
-	{"counts", counts, METH_NOARGS, NULL},
-	{"publish_process", publish_process, METH_O, NULL},
-	{"withdraw_process", withdraw_process, METH_NOARGS, NULL},
+	{"publish", (PyCFunction)(void (*)(void))publish, METH_FASTCALL, publish_doc},
+	{"clear", clear, METH_NOARGS, clear_doc},
+	{"published", published, METH_NOARGS, published_doc},
+	{"ended", ended, METH_O, ended_doc},
+	{"follow", follow, METH_VARARGS, follow_doc},
+	{"unfollow", unfollow, METH_NOARGS, unfollow_doc},
+	{"attach", follow_attach, METH_O, attach_doc},
+	{"detach", follow_detach, METH_O, detach_doc},
+	{"sync", synchronize, METH_NOARGS, sync_doc},
+	{"counts", counts, METH_NOARGS, counts_doc},
+	{"publish_process", publish_process, METH_O, publish_process_doc},
+	{"withdraw_process", withdraw_process, METH_NOARGS, withdraw_process_doc},
 	{NULL, NULL, 0, NULL},
 };
 
@@ -147,7 +172,7 @@ static void free_module(void *module)
 static struct PyModuleDef definition = {
 	PyModuleDef_HEAD_INIT,
 	.m_name = "otel_bridge.context._record",
-	.m_doc = "The thread's record; see _record.pyi.",
+	.m_doc = "The thread's record: written, withdrawn, and kept in step with contextvars.",
 	.m_size = -1, /* the record belongs to the thread, whatever interpreter runs on it: one copy, no state */
 	.m_methods = methods,
 	.m_free = free_module,
