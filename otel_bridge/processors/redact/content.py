@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -33,13 +34,15 @@ class Slots:
     def present(self, batch: Batch) -> list[int]:
         """The slots that a batch has records of."""
         starts = batch.starts
-        return [
-            slot
-            for first, end in self._runs
-            if starts[first] != starts[end]
-            for slot in range(first, end)
-            if starts[slot] != starts[slot + 1]
-        ]
+        found: list[int] = []
+        for first, end in self._runs:
+            slot = first
+            while starts[slot] != starts[end]:
+                # Starts ascend: the last slot that begins where this one does is the first that is not empty.
+                slot = bisect_right(starts, starts[slot], slot, end) - 1
+                found.append(slot)
+                slot += 1
+        return found
 
     def repeated(self, batch: Batch) -> NDArray[np.void]:
         """The records of repeated keys that belong to these columns."""
