@@ -105,6 +105,12 @@ def first_text(data: bytes, offs: U4, lens: U4) -> NDArray[np.void]:
     return np.frombuffer(_kernels.first_text(data, _u4(offs), _u4(lens)), MATCH)
 
 
+def same_text(data: bytes, offs: U4, lens: U4, other_offs: U4, other_lens: U4) -> NDArray[np.bool_]:
+    """Whether pairs of texts are the same but for ASCII case."""
+    same = _kernels.same_text(data, _u4(offs), _u4(lens), _u4(other_offs), _u4(other_lens))
+    return np.frombuffer(same, "?")
+
+
 class JsonPaths:
     """Places in JSON texts, like "messages[*].content[*].text"; "" is the whole text.
 
@@ -143,11 +149,13 @@ class Words:
 
     Args:
         words: at most 32,767.
-        mode: "exact"; "prefix": texts that begin with the word; "path_end": URLs or paths that end with it,
+        mode: "exact"; "verbatim": exact, and case counts; "prefix": texts that begin with the word; "path_end": URLs or paths that end with it,
             query, fragment and closing slashes aside.
     """
 
-    def __init__(self, words: Sequence[str], mode: Literal["exact", "prefix", "path_end"] = "exact") -> None:
+    def __init__(
+        self, words: Sequence[str], mode: Literal["verbatim", "exact", "prefix", "path_end"] = "exact"
+    ) -> None:
         self.words = tuple(words)
         self._compiled = _kernels.Words([word.encode() for word in words], mode)
 

@@ -139,6 +139,12 @@ def first_text(data: bytes, offs: bytes, lens: bytes) -> bytes:
     return b"".join(out)
 
 
+def same_text(data: bytes, offs: bytes, lens: bytes, other_offs: bytes, other_lens: bytes) -> bytes:
+    """Whether pairs of texts are the same but for ASCII case."""
+    pairs = zip(_slices(data, offs, lens), _slices(data, other_offs, other_lens), strict=False)
+    return bytes(one.lower() == other.lower() for (_, one), (_, other) in pairs)
+
+
 def _first_string(message: bytes) -> tuple[int, int] | None:
     """Offset and length of the first string; upb does not say where a field stood, so it is walked."""
     for number, at, value in _fields(message):
@@ -443,14 +449,18 @@ class Words:
     """A list of words, compared without regard to ASCII case."""
 
     def __init__(self, words: Sequence[bytes], mode: str) -> None:
-        if mode not in {"exact", "prefix", "path_end"}:
-            raise ValueError(f'"{mode}" is not exact, prefix or path_end')
-        self._words = [word.lower() for word in words]
+        if mode not in {"verbatim", "exact", "prefix", "path_end"}:
+            raise ValueError(f'"{mode}" is not verbatim, exact, prefix or path_end')
+        self._words = [word if mode == "verbatim" else word.lower() for word in words]
         self._mode = mode
 
     def lookup(self, data: bytes, offs: bytes, lens: bytes) -> bytes:
         """For each text the place of the first word that fits, or -1."""
-        return b"".join(struct.pack("<h", self._find(text.lower())) for _, text in _slices(data, offs, lens))
+        texts = (text for _, text in _slices(data, offs, lens))
+        return b"".join(
+            struct.pack("<h", self._find(text if self._mode == "verbatim" else text.lower()))
+            for text in texts
+        )
 
     def _find(self, text: bytes) -> int:
         if self._mode == "path_end":
@@ -458,7 +468,7 @@ class Words:
         return next((at for at, word in enumerate(self._words) if self._fits(text, word)), -1)
 
     def _fits(self, text: bytes, word: bytes) -> bool:
-        if self._mode == "exact":
+        if self._mode in {"verbatim", "exact"}:
             return text == word
         return text.startswith(word) if self._mode == "prefix" else text.endswith(word)
 

@@ -183,7 +183,7 @@ def test_first_text_agrees(lists, data):
         st.sampled_from(["openai", "CHAT", "http://h/v1/chat/completions/?a#b", "chatcmpl", "ärger"])
         | st.text()
     ),
-    st.sampled_from(["exact", "prefix", "path_end"]),
+    st.sampled_from(["verbatim", "exact", "prefix", "path_end"]),
 )
 def test_words_agree(words, texts, mode):
     listed = [word.encode() for word in words]
@@ -202,6 +202,16 @@ def test_key_patterns_agree(keys):
     patterns = [b"llm.prompts.#.prompt.text", b"prompt.#.x.#", b"prompt.#.", b"#"]
     args = raw(keys)
     assert native.KeyPatterns(patterns).lookup(*args) == columns_reference.KeyPatterns(patterns).lookup(*args)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["OpenAI", "openai", "ä", "Ä", ""]), st.text(max_size=2)), max_size=6)
+)
+def test_same_text_agrees(pairs):
+    ours, theirs = raw([one for one, _ in pairs]), raw([other or "OPENAI" for _, other in pairs])
+    shifted = (np.frombuffer(theirs[1], "<u4") + np.uint32(len(ours[0]))).astype("<u4").tobytes()
+    args = (ours[0] + theirs[0], ours[1], ours[2], shifted, theirs[2])
+    assert native.same_text(*args) == columns_reference.same_text(*args)
 
 
 ids = st.integers(0, 5)
@@ -402,6 +412,11 @@ def test_words_and_key_patterns_give_the_first_that_fits():
     keys = KeyPatterns(["llm.input_messages.#.message.content"])
     given_keys = ["llm.input_messages.4000000000.message.content", "llm.input_messages..message.content"]
     assert list(keys.lookup(*column(given_keys))) == [0, -1]
+
+
+def test_same_text_ignores_ascii_case_only():
+    data, offs, lens = column(["OpenAI", "openai", "Ä", "ä"])
+    assert list(columns.same_text(data, offs[:3:2], lens[:3:2], offs[1::2], lens[1::2])) == [True, False]
 
 
 def test_first_text_of_an_array():

@@ -21,6 +21,7 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(text::query_param, module)?)?;
     module.add_function(wrap_pyfunction!(text::query_int, module)?)?;
     module.add_function(wrap_pyfunction!(text::first_text, module)?)?;
+    module.add_function(wrap_pyfunction!(text::same_text, module)?)?;
     Ok(())
 }
 

@@ -12,12 +12,13 @@ const NONE: i16 = -1;
 
 #[derive(Clone, Copy)]
 enum Mode {
+    Verbatim,
     Exact,
     Prefix,
     PathEnd,
 }
 
-/// A list of words, compared without regard to ASCII case.
+/// A list of words, compared without regard to ASCII case unless verbatim.
 #[pyclass(frozen, module = "otel_bridge._native.wire")]
 pub struct Words {
     words: Vec<Vec<u8>>,
@@ -29,6 +30,7 @@ impl Words {
     fn find(&self, text: &[u8]) -> i16 {
         let candidates = || self.words.iter();
         let found = match self.mode {
+            Mode::Verbatim => return self.index.get(text).copied().unwrap_or(NONE),
             Mode::Exact => {
                 return self
                     .index
@@ -58,16 +60,21 @@ impl Words {
     #[new]
     fn new(words: Vec<Vec<u8>>, mode: &str) -> PyResult<Self> {
         let mode = match mode {
+            "verbatim" => Mode::Verbatim,
             "exact" => Mode::Exact,
             "prefix" => Mode::Prefix,
             "path_end" => Mode::PathEnd,
             other => {
                 return Err(PyValueError::new_err(format!(
-                    "{other:?} is not exact, prefix or path_end"
+                    "{other:?} is not verbatim, exact, prefix or path_end"
                 )))
             }
         };
-        let words: Vec<Vec<u8>> = words.iter().map(|word| word.to_ascii_lowercase()).collect();
+        let folded = |word: &Vec<u8>| match mode {
+            Mode::Verbatim => word.clone(),
+            _ => word.to_ascii_lowercase(),
+        };
+        let words: Vec<Vec<u8>> = words.iter().map(folded).collect();
         let mut index = HashMap::new();
         for (at, word) in words.iter().enumerate() {
             index.entry(word.clone()).or_insert(at as i16);

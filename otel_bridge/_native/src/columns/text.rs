@@ -111,6 +111,30 @@ pub fn first_text<'py>(
     PyBytes::new(py, &out)
 }
 
+/// Whether pairs of texts are the same but for ASCII case; one byte a pair.
+#[pyfunction]
+pub fn same_text<'py>(
+    py: Python<'py>,
+    data: &[u8],
+    offs: &[u8],
+    lens: &[u8],
+    other_offs: &[u8],
+    other_lens: &[u8],
+) -> Bound<'py, PyBytes> {
+    let ours = Slices { data, offs, lens };
+    let theirs = Slices {
+        data,
+        offs: other_offs,
+        lens: other_lens,
+    };
+    let same: Vec<u8> = ours
+        .iter()
+        .zip(theirs.iter())
+        .map(|((_, one), (_, other))| u8::from(one.eq_ignore_ascii_case(other)))
+        .collect();
+    PyBytes::new(py, &same)
+}
+
 fn first_string(message: &[u8]) -> Option<&[u8]> {
     for field in Fields(message) {
         if let (1, Payload::Bytes(value)) = field.ok()? {

@@ -1,0 +1,200 @@
+"""One batch under work: what is on it, looked up once."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from otel_bridge.columns import JsonPaths, Words
+from otel_bridge.processors.enrich import vocabulary
+from otel_bridge.processors.enrich.values import Bad, Numbers, Texts
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from otel_bridge.batch import Batch, PlanBuilder
+    from otel_bridge.processors.enrich.values import Mask, Rows
+
+LONGEST_SECONDS = 86_400.0
+"""The longest believed time in a span whose own times cannot be trusted."""
+TOLERANCE = 1.01
+"""Engines and tracers read different clocks."""
+TOLERANCE_SECONDS = 0.001
+
+OPEN_BRACKETS = b"{["
+
+
+class JsonColumn:
+    """The values at several paths in a column of JSON texts, found in one walk."""
+
+    def __init__(self, slot: int) -> None:
+        self.slot = slot
+        self._paths: list[str] = []
+        self._compiled: JsonPaths | None = None
+
+    def want(self, path: str) -> int:
+        """Ask for a path at start-up; the answer is its place."""
+        if path not in self._paths:
+            self._paths.append(path)
+            self._compiled = None
+        return self._paths.index(path)
+
+    def find(self, batch: Batch) -> tuple[Rows, NDArray[np.void]]:
+        """The rows that have JSON, and rows × paths matches."""
+        if self._compiled is None:
+            self._compiled = JsonPaths(self._paths)
+        records = batch.column(self.slot)
+        records = records[is_json(batch, records)]
+        return records["row"], self._compiled.find(batch.data, records["off"], records["len"])
+
+
+def is_json(batch: Batch, records: NDArray[np.void]) -> Mask:
+    """Which texts begin as JSON objects and arrays do."""
+    first = np.frombuffer(batch.data, "u1")[np.where(records["len"] > 0, records["off"], 0)]
+    begins: Mask = (first == OPEN_BRACKETS[0]) | (first == OPEN_BRACKETS[1])
+    return begins & (records["len"] > 0)
+
+
+class Landmarks:
+    """Columns that tell what kind of request a span is; asked for once, used by several steps."""
+
+    def __init__(self, plan: PlanBuilder) -> None:
+        self.span_kind = plan.want(vocabulary.SPAN_KIND)
+        self.systems = (plan.want(vocabulary.SYSTEM), plan.want(vocabulary.PROVIDER))
+        self.targets = tuple(plan.want(key) for key in vocabulary.HTTP_TARGETS)
+        self.endpoints = Words(tuple(vocabulary.ENDPOINTS), "path_end")
+        self.llm_kinds = Words(vocabulary.LLM_SPAN_KINDS)
+        self._marks: set[int] = set()
+        self._marking: Mask = np.zeros(0, np.bool_)
+
+    def mark(self, slot: int) -> None:
+        """A column that only LLM requests have."""
+        self._marks.add(slot)
+
+    def marking(self, slots: int) -> Mask:
+        """For each slot whether it marks an LLM request."""
+        if len(self._marking) != slots:
+            self._marking = np.zeros(slots, np.bool_)
+            self._marking[list(self._marks)] = True
+        return self._marking
+
+
+class Work:
+    """A batch, with what several steps want to know of it."""
+
+    def __init__(self, batch: Batch, landmarks: Landmarks) -> None:
+        self.batch = batch
+        self.size = len(batch)
+        self.facts: dict[str, list[Texts | Numbers]] = {}
+        """Values of current attributes, where an older name was turned into them."""
+        self.bad: defaultdict[tuple[str, str], int] = defaultdict(int)
+        self.conflicts: defaultdict[str, int] = defaultdict(int)
+        self.removed: list[NDArray[np.void]] = []
+        self._landmarks = landmarks
+        wants = len(batch.plan.wants)
+        starts = np.array(batch.starts[: wants + 1])
+        self.present: set[int] = set(np.flatnonzero(starts[1:] != starts[:-1]).tolist())
+        self._kinds: dict[frozenset[int], Mask] = {}
+        self._matches: dict[int, tuple[Rows, NDArray[np.void]]] = {}
+        self._systems: dict[str, Mask] = {}
+        self._evidence: list[Rows] = []
+        self._marked: Mask | None = None
+        self._llm: Mask | None = None
+        self._seconds: NDArray[np.float64] | None = None
+
+    def any(self, slots: Sequence[int]) -> bool:
+        """Whether any of the columns is there."""
+        return not self.present.isdisjoint(slots)
+
+    def of_kind(self, kinds: frozenset[int]) -> Mask:
+        """Which spans are of one of the kinds."""
+        mask = self._kinds.get(kinds)
+        if mask is None:
+            wanted = np.zeros(256, np.bool_)
+            wanted[list(kinds)] = True
+            mask = self._kinds[kinds] = wanted[self.batch.spans["kind"]]
+        return mask
+
+    def matches(self, column: JsonColumn) -> tuple[Rows, NDArray[np.void]]:
+        """What was found in a JSON column."""
+        found = self._matches.get(column.slot)
+        if found is None:
+            found = self._matches[column.slot] = column.find(self.batch)
+        return found
+
+    def of_system(self, system: str) -> Mask | None:
+        """Which spans say that a system made them; None: no span does."""
+        if not self.any(self._landmarks.systems):
+            return None
+        mask = self._systems.get(system)
+        if mask is None:
+            mask = self._systems[system] = np.zeros(self.size, np.bool_)
+            words = Words((system,))
+            for slot in self._landmarks.systems:
+                records = self.batch.column(slot)
+                named = words.lookup(self.batch.data, records["off"], records["len"]) == 0
+                mask[records["row"][named]] = True
+        return mask
+
+    @property
+    def believable_seconds(self) -> NDArray[np.float64]:
+        """For each span the longest time that can have passed in it."""
+        if self._seconds is None:
+            start, end = self.batch.spans["start"], self.batch.spans["end"]
+            sane = (start > 0) & (end > start)
+            spent = np.where(sane, end - start, 0).astype("<f8") / 1e9
+            self._seconds = np.where(sane, spent * TOLERANCE + TOLERANCE_SECONDS, LONGEST_SECONDS)
+        return self._seconds
+
+    @property
+    def marked(self) -> Mask:
+        """Which spans are calls of a model, by a GenAI attribute or by OpenInference's kind."""
+        if self._marked is None:
+            batch, marks = self.batch, self._landmarks
+            self._marked = np.zeros(self.size, np.bool_)
+            wants = len(batch.plan.wants)
+            attributes = batch.attributes[: batch.starts[wants]]
+            marked = marks.marking(wants)[attributes["slot"]]
+            self._marked[attributes["row"][marked]] = True
+            if marks.span_kind in self.present:
+                records = batch.column(marks.span_kind)
+                called = marks.llm_kinds.lookup(batch.data, records["off"], records["len"]) >= 0
+                self._marked[records["row"][called]] = True
+        return self._marked
+
+    @property
+    def llm(self) -> Mask:
+        """Which spans are LLM requests: those that are marked, and SERVER spans of an inference endpoint.
+
+        Values that targets found on a span count as well, see `add_evidence`.
+        """
+        if self._llm is None:
+            batch, marks = self.batch, self._landmarks
+            self._llm = self.marked.copy()
+            for rows in self._evidence:
+                self._llm[rows] = True
+            for slot in marks.targets:
+                if slot in self.present:
+                    records = batch.column(slot)
+                    known = marks.endpoints.lookup(batch.data, records["off"], records["len"]) >= 0
+                    server = self.of_kind(SERVER)[records["row"]]
+                    self._llm[records["row"][known & server]] = True
+        return self._llm
+
+    def add_evidence(self, rows: Rows) -> None:
+        """Spans that turned out to be LLM requests."""
+        if self._llm is None:
+            self._evidence.append(rows)
+        else:
+            self._llm[rows] = True
+
+    def note(self, target: str, bad: Bad) -> None:
+        """Count values that cannot be used."""
+        self.bad[target, bad.reason] += len(bad.rows)
+
+
+SERVER = frozenset({2})
