@@ -260,12 +260,15 @@ int BPF_KPROBE(SSL_set_accept_state, __u64 ssl)
 	return 0;
 }
 
+/* OpenSSL itself clears the object at the beginning of a handshake, inside the call. */
 SEC("uprobe")
 int BPF_KPROBE(SSL_clear, __u64 ssl)
 {
+	__u64 thread = bpf_get_current_pid_tgid();
+	struct call *outer = bpf_map_lookup_elem(&handshake_calls, &thread);
 	struct connection *connection = find(ssl);
 
-	if (!connection)
+	if (!connection || (outer && outer->ssl == ssl))
 		return 0;
 	if (connection->began_ns)
 		finish(connection, ssl, TLS_ABANDONED);

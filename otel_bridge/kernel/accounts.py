@@ -23,6 +23,28 @@ _DROPS = {Counter.DROPPED: "full", Counter.LIMITED: "limited"}
 _BAD_CONTEXTS = {Counter.ZERO_IDS: "zero", Counter.TORN: "torn", Counter.UNREADABLE: "unreadable"}
 
 
+class DeviceAccounts:
+    """Block devices' totals, which only grow, as metrics."""
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        self._requests = telemetry.counter(catalog.KERNEL_DEVICE_REQUESTS)
+        self._errors = telemetry.counter(catalog.KERNEL_DEVICE_ERRORS)
+        self._latency = telemetry.counter(catalog.KERNEL_DEVICE_LATENCY)
+        self._in_flight = telemetry.gauge(catalog.KERNEL_DEVICE_IN_FLIGHT)
+        self._seen: dict[str, NDArray[np.void]] = {}
+
+    def update(self, devices: dict[str, NDArray[np.void]]) -> None:
+        """Take in the totals of each device (dtype BLOCK_TOTALS, shape ()), by its name."""
+        for name, now in devices.items():
+            before = self._seen.get(name, np.zeros((), now.dtype))
+            self._requests.labels(name).inc(int(now["requests"] - before["requests"]))
+            self._errors.labels(name).inc(int(now["errors"] - before["errors"]))
+            self._latency.labels(name).inc(int(now["latency_ns"] - before["latency_ns"]) / 1e9)
+            # Requests that were under way when the probe came are seen to end, not to begin.
+            self._in_flight.labels(name).set(max(0, int(now["in_flight"])))
+            self._seen[name] = now
+
+
 class Accounts:
     """Turns counters, which only grow, into metrics and at most one log line in ten seconds.
 

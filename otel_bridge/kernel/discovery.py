@@ -152,6 +152,11 @@ class Discovery:
         """Processes that publish their spans."""
         return frozenset(pid for pid, process in list(self._processes.items()) if process.followed)
 
+    @property
+    def known(self) -> int:
+        """How many processes are looked at."""
+        return len(self._processes)
+
     def complaints(self) -> dict[int, str]:
         """Processes that publish their spans and cannot be followed, each with the reason."""
         return {pid: found.complaint for pid, found in list(self._processes.items()) if found.complaint}

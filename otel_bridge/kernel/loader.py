@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from otel_bridge.kernel.config import KernelConfig
     from otel_bridge.kernel.libbpf import Library, Link
     from otel_bridge.kernel.probes.base import Probe, Program, Sums, Uprobe
+    from otel_bridge.kernel.records import Dtype
 
 log = structlog.get_logger(__name__)
 
@@ -319,6 +320,18 @@ class Loader:
             os.close(file.fd)
             raise
         self._files.setdefault(name, []).append(file)
+
+    def covered(self, name: str) -> int:
+        """How many files a probe's programs hang on."""
+        return len(self._files.get(name, []))
+
+    def map(self, probe: str, name: str, key: Dtype, value: Dtype) -> Map:
+        """A map of a loaded probe.
+
+        Raises:
+            LibbpfError: it has no such map, or of another size.
+        """
+        return self.loaded[probe].object.map(name, key, value)
 
     def unload(self, name: str) -> None:
         """Detach and give back a probe; its maps stay for when it is loaded again."""

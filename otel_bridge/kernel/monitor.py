@@ -12,15 +12,19 @@ import structlog
 from otel_bridge import catalog
 from otel_bridge.errors import BridgeError, StartError
 from otel_bridge.kernel import privileges, thread_context
-from otel_bridge.kernel.accounts import Accounts
+from otel_bridge.kernel.accounts import Accounts, DeviceAccounts
 from otel_bridge.kernel.clock import Alignment
 from otel_bridge.kernel.discovery import PROC, Discovery
 from otel_bridge.kernel.libbpf import LibbpfError, Library
 from otel_bridge.kernel.loader import Loader
 from otel_bridge.kernel.probes import PROBES, is_wanted
 from otel_bridge.kernel.reader import Intake, Reader, Timer
+from otel_bridge.kernel.records import BLOCK_DEVICE, BLOCK_TOTALS
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from otel_bridge.contracts import Clock
     from otel_bridge.events import KernelEvents, KernelEventSink
     from otel_bridge.kernel.config import KernelConfig
@@ -79,6 +83,7 @@ class KernelMonitor:
         self._telemetry = telemetry
         self._split = _Split(sink)
         self._accounts = Accounts(telemetry, clock)
+        self._device_accounts = DeviceAccounts(telemetry)
         self._loaded_gauge = telemetry.gauge(catalog.KERNEL_PROBE_LOADED)
         self._loader: Loader | None = None
         self._reader: Reader | None = None
@@ -207,6 +212,18 @@ class KernelMonitor:
         """Processes whose threads' spans are known to the kernel, as they were found by looking."""
         return self._discovery.followed if self._discovery is not None else frozenset()
 
+    def covered(self, probe: str) -> int:
+        """How many libraries a probe hangs on."""
+        return self._loader.covered(probe) if self._loader is not None else 0
+
+    def devices(self) -> dict[str, NDArray[np.void]]:
+        """What each block device went through since the probe was loaded, by name ("major:minor")."""
+        if self._loader is None or "block" not in self._loader.loaded:
+            return {}
+        table = self._loader.map("block", "devices", BLOCK_DEVICE, BLOCK_TOTALS)
+        found = {f"{key['major']}:{key['minor']}": table.get(key) for key in table.keys()}  # noqa: SIM118 (no dict)
+        return {name: row[0] for name, row in found.items() if row is not None}
+
     def reload(self, config: KernelConfig) -> None:
         """Swap the loaded probes whose configuration changed; the others go on untouched.
 
@@ -257,6 +274,10 @@ class KernelMonitor:
             self._accounts.update(name, self._loader.count(name), malformed=malformed)
         if self._discovery is not None:
             self._telemetry.gauge(catalog.KERNEL_PROCESSES).set(len(self._discovery.followed))
+        for name, loaded in self._loader.loaded.items():
+            if loaded.probe.uprobes:
+                self._telemetry.gauge(catalog.KERNEL_LIBRARIES).labels(name).set(self.covered(name))
+        self._device_accounts.update(self.devices())
         if self._statistics_fd >= 0:
             self._publish_costs()
 

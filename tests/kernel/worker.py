@@ -6,15 +6,18 @@ thread of its own, and answers with a line.
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import json
 import mmap
 import os
 import socket
+import ssl
 import struct
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -53,12 +56,30 @@ def abort(job: dict[str, Any]) -> int:
     return job["times"]
 
 
+def serve(job: dict[str, Any]) -> int:
+    """Read whatever comes, in threads that go on after the job; answers the port."""
+    server = socket.create_server(("127.0.0.1", 0), backlog=64)
+
+    def read_all(connection: socket.socket) -> None:
+        with connection:
+            while connection.recv(1 << 16):
+                pass
+
+    def accept() -> None:
+        while True:
+            threading.Thread(target=read_all, args=(server.accept()[0],), daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    return int(server.getsockname()[1])
+
+
 def upload(job: dict[str, Any]) -> int:
     """Send until the peer has everything; answers how many segments the kernel says it sent again."""
     with socket.create_connection(("127.0.0.1", job["port"])) as client:
         for _ in range(job["times"]):
             client.sendall(b"x" * job["size"])
-            client.recv(1)
+        client.shutdown(socket.SHUT_WR)
+        assert client.recv(1) == b""
         info = client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
         return int(struct.unpack_from("I", info, TCP_INFO_TOTAL_RETRANS)[0])
 
@@ -112,6 +133,67 @@ def read_file(job: dict[str, Any]) -> int:
             while chunk := file.read(1 << 20):
                 total += len(chunk)
     return total
+
+
+def tls_context(job: dict[str, Any]) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=job.get("cafile"))
+    if "maximum" in job:
+        context.maximum_version = ssl.TLSVersion[job["maximum"]]
+    return context
+
+
+def tls(job: dict[str, Any]) -> list[str]:
+    """Handshakes over blocking sockets; answers the versions, or the errors."""
+    outcomes = []
+    for _ in range(job["times"]):
+        plain = socket.create_connection(("127.0.0.1", job["port"]), timeout=job.get("timeout"))
+        try:
+            with tls_context(job).wrap_socket(plain, server_hostname="localhost") as client:
+                client.sendall(b"x")
+                assert client.recv(1) == b"x"
+                outcomes.append(client.version() or "")
+        except OSError as error:
+            outcomes.append(type(error).__name__)
+        finally:
+            plain.close()
+    return outcomes
+
+
+def tls_asyncio(job: dict[str, Any]) -> list[str]:
+    """The same over asyncio, where OpenSSL has no socket and is called again and again."""
+
+    async def handshakes() -> list[str]:
+        outcomes = []
+        for _ in range(job["times"]):
+            _, writer = await asyncio.open_connection(
+                "127.0.0.1", job["port"], ssl=tls_context(job), server_hostname="localhost"
+            )
+            outcomes.append(writer.get_extra_info("ssl_object").version())
+            writer.close()
+            with suppress(OSError):
+                await writer.wait_closed()
+        return outcomes
+
+    return asyncio.run(handshakes())
+
+
+def tls_connect(job: dict[str, Any]) -> list[int]:
+    """Handshakes by SSL_connect(), which calls SSL_do_handshake() itself; answers what it returned."""
+    library = ctypes.CDLL("libssl.so.3")
+    for name in ("TLS_client_method", "SSL_CTX_new", "SSL_new"):
+        getattr(library, name).restype = ctypes.c_void_p
+    context = ctypes.c_void_p(library.SSL_CTX_new(ctypes.c_void_p(library.TLS_client_method())))
+    results = []
+    for _ in range(job["times"]):
+        with socket.create_connection(("127.0.0.1", job["port"])) as plain:
+            session = ctypes.c_void_p(library.SSL_new(context))
+            library.SSL_set_fd(session, plain.fileno())
+            results.append(library.SSL_connect(session))
+            # Once more: it only says that it is done.
+            results.append(library.SSL_do_handshake(session))
+            library.SSL_free(session)
+    library.SSL_CTX_free(context)
+    return results
 
 
 def fork(job: dict[str, Any]) -> list[int]:

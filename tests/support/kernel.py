@@ -114,6 +114,17 @@ class Monitor(KernelMonitor):
         self.telemetry = Telemetry()
         super().__init__(config, self.events, self.telemetry, SystemClock())
 
+    def table_of_processes(self) -> list[int]:
+        """The processes in the kernel's table."""
+        assert self._loader is not None
+        found: list[int] = self._loader.processes.keys().tolist()
+        return found
+
+    def known_processes(self) -> int:
+        """How many processes are looked at."""
+        assert self._discovery is not None
+        return self._discovery.known
+
 
 def config(*probes: str, **settings: Any) -> KernelConfig:
     """A configuration with these probes only; a probe's own settings are given as `<probe>={…}`."""

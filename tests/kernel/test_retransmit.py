@@ -1,0 +1,62 @@
+"""TCP retransmits: caused for real by dropping packets, counted against the sockets' own figures."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+import pytest
+
+from otel_bridge.model import KernelEventKind, Match
+from tests.support.kernel import followed, monitoring
+from tests.support.processes import needs_command
+
+SPANS = range(1, 9)
+
+
+@pytest.fixture
+def namespace():
+    """A network namespace of the test's own."""
+    needs_command("ip", "iproute2")
+    needs_command("nft", "nftables")
+    name = f"otel-bridge-test-{os.getpid()}"
+    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True, check=False)
+    if made.returncode:
+        pytest.skip(f"needs network namespaces: {made.stderr.strip()}")
+    inside = ("ip", "netns", "exec", name)
+    subprocess.run([*inside, "ip", "link", "set", "lo", "up"], check=True)
+    yield inside
+    subprocess.run(["ip", "netns", "delete", name], check=True)
+
+
+def drop_some(inside, port):
+    """Lose three in ten packets to a port; in the input hook, since the output hook tells the sender."""
+    rules = f"""
+        table inet lossy {{
+            chain input {{
+                type filter hook input priority 0;
+                tcp dport {port} numgen random mod 10 < 3 drop
+            }}
+        }}
+    """
+    loaded = subprocess.run(
+        [*inside, "nft", "-f", "-"], input=rules, text=True, capture_output=True, check=False
+    )
+    if loaded.returncode:
+        pytest.skip(f"needs nf_tables in the kernel: {loaded.stderr.strip()}")
+
+
+def test_retransmits_are_on_the_span_that_sent(start_worker, namespace):
+    """The events of each span are as many as its socket counts, handshakes included."""
+    worker = start_worker(prefix=namespace)
+    with monitoring("tcp") as monitor:
+        followed(monitor, worker.pid)
+        [port] = worker.do({"do": "serve"})
+        drop_some(namespace, port)
+        jobs = [{"do": "upload", "span": n, "port": port, "size": 40_000, "times": 3} for n in SPANS]
+        counted_by_sockets = dict(zip(SPANS, worker.do(*jobs), strict=True))
+    assert sum(counted_by_sockets.values()) > len(SPANS), "too few packets were dropped"
+    events = monitor.events.per_span(KernelEventKind.TCP_RETRANSMIT, match=Match.SOCKET)
+    assert {span: events[span] for span in SPANS} == counted_by_sockets
+    records = monitor.events.of(KernelEventKind.TCP_RETRANSMIT, tgid=worker.pid)
+    assert set(records["remote_port"]) == {port}

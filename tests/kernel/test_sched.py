@@ -1,0 +1,68 @@
+"""Waits of a span's threads: held against what the kernel itself accounts for them."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from otel_bridge.model import KernelEventKind, Match
+from tests.support.kernel import followed, monitoring
+
+PRIME = 23
+HOGS = 3
+
+
+def test_sleeps_are_off_cpu_time_of_the_span(worker):
+    """Each sleep is one wait, as long as it was."""
+    with monitoring("sched", sched={"off_cpu_threshold": "10s", "run_queue_threshold": "10s"}) as monitor:
+        followed(monitor, worker.pid)
+        worker.do({"do": "sleep", "span": 1, "seconds": 0.004, "times": PRIME})
+    sums = monitor.events.on_span(KernelEventKind.SCHED_SUM, 1)
+    assert set(sums["match"]) == {Match.THREAD}
+    assert set(sums["tgid"]) == {worker.pid}
+    assert sums["off_cpu_count"].sum() >= PRIME
+    assert sums["off_cpu_ns"].sum() >= PRIME * 4_000_000
+    # Sleeps are all that this thread does: nothing near their sum comes on top.
+    assert sums["off_cpu_ns"].sum() < PRIME * 4_000_000 * 2
+    assert not len(monitor.events.on_span(KernelEventKind.SCHED_WAIT, 1))
+
+
+def test_long_waits_are_events_with_the_stack_they_began_in(worker):
+    """Those over the threshold, and no shorter ones."""
+    with monitoring("sched", sched={"off_cpu_threshold": "40ms", "run_queue_threshold": "10s"}) as monitor:
+        followed(monitor, worker.pid)
+        worker.do({"do": "sleep", "span": 1, "seconds": 0.05, "times": 7})
+        worker.do({"do": "sleep", "span": 2, "seconds": 0.001, "times": PRIME})
+    waits = monitor.events.on_span(KernelEventKind.SCHED_WAIT, 1)
+    assert len(waits) == 7
+    assert (waits["off_cpu_ns"] >= 50_000_000).all()
+    assert (waits["duration"] == waits["off_cpu_ns"] + waits["run_queue_ns"]).all()
+    assert (waits["user_stack"][:, 0] != 0).all()
+    assert not len(monitor.events.on_span(KernelEventKind.SCHED_WAIT, 2))
+    assert len(monitor.events.on_span(KernelEventKind.SCHED_SUM, 2))
+
+
+def test_run_queue_delay_is_what_the_scheduler_accounts(worker, start_worker):
+    """Hogs share the span's CPU; /proc/…/schedstat has the kernel's own figure for the same wait."""
+    cpu = max(os.sched_getaffinity(0))
+    hogs = [start_worker() for _ in range(HOGS)]
+    with monitoring("sched", sched={"run_queue_threshold": "1ms"}) as monitor:
+        followed(monitor, worker.pid)
+        for hog in hogs:
+            hog.send({"do": "burn", "cpu": cpu, "seconds": 0.5})
+        [delay] = worker.do({"do": "burn", "span": 1, "cpu": cpu, "seconds": 0.3})
+    sums = monitor.events.on_span(KernelEventKind.SCHED_SUM, 1)
+    assert delay > 200_000_000, "the hogs did not take the CPU"
+    assert int(sums["run_queue_ns"].sum()) == pytest.approx(delay, rel=0.05)
+    waits = monitor.events.on_span(KernelEventKind.SCHED_WAIT, 1)
+    assert len(waits) > 0
+    assert (waits["run_queue_ns"] >= 1_000_000).all()
+
+
+def test_a_thread_without_a_span_costs_no_rows(worker):
+    """What waits for nobody is not summed."""
+    with monitoring("sched") as monitor:
+        followed(monitor, worker.pid)
+        worker.do({"do": "sleep", "seconds": 0.001, "times": PRIME})
+    assert not len(monitor.events.of(KernelEventKind.SCHED_SUM, tgid=worker.pid))
