@@ -136,11 +136,10 @@ def profile(console: Console, *, seconds: float, only: str = "") -> None:
                 )
                 port = getattr(bridge, f"{case.transport}_port")
                 load.run(port, _WARM_UP)
-                stacks = directory / "stacks"
-                with console.status(case.name), profiler.profiled(bridge.pid, stacks):
+                with console.status(case.name), profiler.profiled(bridge.pid, directory):
                     load.run(port, seconds)
                 console.rule(case.name)
-                for shown in profiler.tables(stacks):
+                for shown in profiler.tables(directory):
                     console.print(shown)
 
 
