@@ -204,14 +204,14 @@ class Lineage:
         """Keep values under ids; empty ones are passed over."""
         self._memory.remember_ids(data, _u4(id_offs), _u4(id_lens), _u4(offs), _u4(lens))
 
-    def ancestors(self, spans: NDArray[np.void], hops: int) -> tuple[bytes, NDArray[np.void]]:
-        """The value of each span's nearest ancestor that has one, at most `hops` up.
+    def ancestors(self, spans: NDArray[np.void], rows: U4, hops: int) -> tuple[bytes, NDArray[np.void]]:
+        """The value of the nearest ancestor that has one, at most `hops` up, for some of the spans.
 
         Returns:
             The texts, and where each stands in them (MATCH).
         """
         texts, records = self._memory.ancestors(
-            spans["trace_id"].tobytes(), spans["parent_id"].tobytes(), hops
+            spans["trace_id"][rows].tobytes(), spans["parent_id"][rows].tobytes(), hops
         )
         return texts, np.frombuffer(records, MATCH)
 

@@ -441,5 +441,5 @@ def test_lineage_forgets_the_oldest():
     assert 50 <= len(memory) <= 100
     children = np.zeros(2, SPAN)
     children["parent_id"] = [np.void((1000).to_bytes(8, "big")), np.void((1).to_bytes(8, "big"))]
-    texts, found = memory.ancestors(children, 1)
+    texts, found = memory.ancestors(children, np.arange(2), 1)
     assert [slice_of(texts, one) for one in found] == [b"tiny", b""]

@@ -12,7 +12,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from otel_bridge.columns import KeyPatterns, Words, same_text
 from otel_bridge.model import ValueType
 from otel_bridge.processors.enrich import vocabulary
-from otel_bridge.processors.enrich.values import Bad, Numbers, Reader, Texts
+from otel_bridge.processors.enrich.values import ARRAY, INT, STRING, Bad, Numbers, Reader, Texts
 from otel_bridge.processors.enrich.work import JsonColumn
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Source:
         for system, unit in self.old.systems.items():
             made = work.of_system(system)
             if made is not None:
-                theirs = made[records["row"]] & (records["type"] == ValueType.INT)
+                theirs = made[records["row"]] & (records["type"] == INT)
                 if theirs.any():
                     yield from self._readers[unit].records(work.batch, records[theirs])
                     records = records[~theirs]
@@ -84,7 +84,7 @@ class Source:
         """Its attributes, where the key means this."""
         records = work.batch.column(self.slot)
         if self.old.text_only:
-            records = records[records["type"] == ValueType.STRING]
+            records = records[records["type"] == STRING]
         if self._beside:
             near = np.zeros(work.size, np.bool_)
             for slot in self._beside:
@@ -109,7 +109,7 @@ class FactStep:
         self.sources = tuple(Source(old, fact, plan, json) for old in fact.old)
         self._remove = remove
         self._reader = Reader(fact.type, fact.minimum, fact.maximum, unit="s" if fact.time else None)
-        self._type = TYPES[fact.type]
+        self._type = int(TYPES[fact.type])
         landmarks.mark(self.slot)
         for source in self.sources:
             if source.old.marks:
@@ -377,6 +377,8 @@ class OperationStep(WordStep):
 
     def infer(self, work: Work, has: Mask, chosen: NDArray[np.int16]) -> None:
         """Tell it by the span's other attributes."""
+        if not work.has_marks:
+            return
         self._by_span_kind(work, has)
         self._by_spelling(work, has, self._request_id, self._prefixes)
         for slot in self._landmarks.targets:
@@ -429,12 +431,12 @@ class FinishReasonsStep:
         batch = work.batch
         has = np.zeros(work.size, np.bool_)
         current = batch.column(self.slot)
-        has[current["row"][(current["type"] != ValueType.STRING) & (current["len"] > 0)]] = True
+        has[current["row"][(current["type"] != STRING) & (current["len"] > 0)]] = True
         self._choices(work, has)
-        mistyped = current[current["type"] == ValueType.STRING]
+        mistyped = current[current["type"] == STRING]
         for records in (mistyped, *(batch.column(slot) for slot in self.slots)):
             fresh = records[
-                (records["type"] == ValueType.STRING) & (records["len"] > 0) & ~has[records["row"]]
+                (records["type"] == STRING) & (records["len"] > 0) & ~has[records["row"]]
             ]
             if len(fresh):
                 self._single(work, fresh)
@@ -463,7 +465,7 @@ class FinishReasonsStep:
         data = work.batch.data
         wanted = (
             (self._pattern.lookup(data, records["key_off"], records["key_len"]) == 0)
-            & (records["type"] == ValueType.STRING)
+            & (records["type"] == STRING)
             & ~has[records["row"]]
         )
         reasons: dict[int, dict[int, str]] = {}

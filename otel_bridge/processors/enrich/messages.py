@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import orjson
 
-from otel_bridge.model import ValueType
 from otel_bridge.processors.enrich import vocabulary
+from otel_bridge.processors.enrich.values import STRING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -271,7 +271,7 @@ class MessagesStep:
 
     def _unflatten(self, work: Work, way: _Flattened, has: NDArray[np.bool_]) -> None:
         records = work.batch.column(way.slot)
-        records = records[~has[records["row"]] & (records["type"] == ValueType.STRING)]
+        records = records[~has[records["row"]] & (records["type"] == STRING)]
         spans: dict[int, dict[int, _Message]] = {}
         taken = np.zeros(len(records), np.bool_)
         for at, row, number, path, value in _entries(work.batch, records, way):
@@ -287,7 +287,7 @@ class MessagesStep:
 
     def _reshape(self, work: Work, has: NDArray[np.bool_]) -> None:
         records = work.batch.column(self._whole)
-        records = records[~has[records["row"]] & (records["type"] == ValueType.STRING) & (records["len"] > 0)]
+        records = records[~has[records["row"]] & (records["type"] == STRING) & (records["len"] > 0)]
         written = {
             row: messages_of(work.batch.text(off, length), self._role)
             for row, off, length in records[["row", "off", "len"]].tolist()

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from otel_bridge.columns import MALFORMED, NO_MATCH, JsonPaths, KeyPatterns
-from otel_bridge.model import Scope, ValueType
+from otel_bridge.model import Scope
 from otel_bridge.processors.enrich import defaults, vocabulary
-from otel_bridge.processors.enrich.values import Bad, Numbers
+from otel_bridge.processors.enrich.values import ARRAY, KVLIST, STRING, Bad, Numbers
 from otel_bridge.processors.enrich.work import OPEN_BRACKETS, is_json
 
 if TYPE_CHECKING:
@@ -156,19 +156,19 @@ class _Structured:
     def _of(self, batch: Batch, records: NDArray[np.void]) -> NDArray[np.int64]:
         out = np.full(len(records), NO_MATCH, "<i8")
         types = records["type"]
-        strings = types == ValueType.STRING
+        strings = types == STRING
         json = strings & is_json(batch, records)
         for shape in self._shapes:
             open_ones = json & (out < 0)
             if open_ones.any():
                 some = records[open_ones]
                 out[open_ones] = shape.text_bytes(batch.data, some["off"], some["len"])
-            for kind in (ValueType.ARRAY, ValueType.KVLIST):
+            for kind in (ARRAY, KVLIST):
                 these = (types == kind) & (out < 0)
                 if these.any():
                     some = records[these]
                     out[these] = shape.any_value_bytes(
-                        batch.data, some["off"], some["len"], kvlist=kind is ValueType.KVLIST
+                        batch.data, some["off"], some["len"], kvlist=kind == KVLIST
                     )
         if self._plain:
             text = strings & ~json & (records["len"] > 0) | (json & (out == MALFORMED))
@@ -193,7 +193,7 @@ class _Flattened:
         batch = work.batch
         records = batch.column(self._slot)
         fits = self._patterns.lookup(batch.data, records["key_off"], records["key_len"]) >= 0
-        records = records[fits & (records["type"] == ValueType.STRING)]
+        records = records[fits & (records["type"] == STRING)]
         sizes = records["len"].astype("<i8")
         if self._parts is not None and len(records):
             first = np.frombuffer(batch.data, "u1")[np.where(sizes > 0, records["off"], 0)]
@@ -225,7 +225,7 @@ class _InputValue:
         batch = work.batch
         out = np.full(work.size, NO_MATCH, "<i8")
         records = batch.column(self._slot)
-        records = records[(records["type"] == ValueType.STRING) & work.marked[records["row"]]]
+        records = records[(records["type"] == STRING) & work.marked[records["row"]]]
         json = np.zeros(work.size, np.bool_)
         for row, off, length in batch.column(self._mime_type)[["row", "off", "len"]].tolist():
             json[row] = _JSON_MIME in batch.data[off : off + length]

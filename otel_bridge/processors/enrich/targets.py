@@ -9,12 +9,12 @@ import numpy as np
 
 from otel_bridge import catalog
 from otel_bridge.columns import MALFORMED, JsonPaths, Words, query_int, query_param
-from otel_bridge.model import Scope, SpanKind, ValueType
+from otel_bridge.model import Scope, SpanKind
 from otel_bridge.processors.enrich import config as settings
 from otel_bridge.processors.enrich import vocabulary
 from otel_bridge.processors.enrich.facts import JsonColumns
 from otel_bridge.processors.enrich.prompts import BLOBS, PromptSource
-from otel_bridge.processors.enrich.values import Bad, Numbers, Reader, Texts, joined, repeated
+from otel_bridge.processors.enrich.values import BYTES, STRING, Bad, Numbers, Reader, Texts, joined, repeated
 from otel_bridge.processors.enrich.work import JsonColumn, is_json
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ class BodyText:
             if slot not in work.present:
                 continue
             records = picked(batch.column(slot), need)
-            textual = (records["type"] == ValueType.STRING) | (records["type"] == ValueType.BYTES)
+            textual = (records["type"] == STRING) | (records["type"] == BYTES)
             records = records[textual & is_json(batch, records)]
             lengths = self._paths.text_bytes(batch.data, records["off"], records["len"])
             malformed = lengths == MALFORMED
@@ -194,8 +194,8 @@ class Query:
             records = picked(work.batch.column(slot), need)
             records = (
                 records
-                if (records["type"] == ValueType.STRING).all()
-                else records[records["type"] == ValueType.STRING]
+                if (records["type"] == STRING).all()
+                else records[records["type"] == STRING]
             )
             for found in self._of(work, records, bare=bare):
                 if not isinstance(found, Bad):
@@ -297,7 +297,7 @@ class Parent:
         """The values of spans that need one."""
         rows = np.flatnonzero(need & work.llm).astype("<u4")
         if len(rows):
-            texts, found = lineage.ancestors(work.batch.spans[rows], self._hops)
+            texts, found = lineage.ancestors(work.batch.spans, rows, self._hops)
             yield from inherited(self._reader, rows, texts, found)
 
 
@@ -311,7 +311,7 @@ class Paired:
     def inherit(self, work: Work, need: Mask, lineage: Lineage) -> Iterator[Found]:
         """The values of spans that need one."""
         records = picked(work.batch.column(self.slots[0]), need)
-        records = records[records["type"] == ValueType.STRING]
+        records = records[records["type"] == STRING]
         texts, found = lineage.counterparts(work.batch.data, records["off"], records["len"])
         yield from inherited(self._reader, records["row"], texts, found)
 

@@ -68,11 +68,14 @@ class Landmarks:
         self.targets = tuple(plan.want(key) for key in vocabulary.HTTP_TARGETS)
         self.endpoints = Words(tuple(vocabulary.ENDPOINTS), "path_end")
         self.llm_kinds = Words(vocabulary.LLM_SPAN_KINDS)
+        self.marks = {self.span_kind}
+        """All columns that tell of a call of a model."""
         self._marks: set[int] = set()
         self._marking: Mask = np.zeros(0, np.bool_)
 
     def mark(self, slot: int) -> None:
         """A column that only LLM requests have."""
+        self.marks.add(slot)
         self._marks.add(slot)
 
     def marking(self, slots: int) -> Mask:
@@ -151,11 +154,18 @@ class Work:
         return self._seconds
 
     @property
+    def has_marks(self) -> bool:
+        """Whether any span can be marked at all."""
+        return not self.present.isdisjoint(self._landmarks.marks)
+
+    @property
     def marked(self) -> Mask:
         """Which spans are calls of a model, by a GenAI attribute or by OpenInference's kind."""
         if self._marked is None:
             batch, marks = self.batch, self._landmarks
             self._marked = np.zeros(self.size, np.bool_)
+            if not self.has_marks:
+                return self._marked
             wants = len(batch.plan.wants)
             attributes = batch.attributes[: batch.starts[wants]]
             marked = marks.marking(wants)[attributes["slot"]]
