@@ -90,11 +90,12 @@ class Pipeline:
         self._sweeper = asyncio.create_task(self._sweep_for_ever())
 
     async def stop(self, _deadline: float) -> None:
-        """Stop looking."""
+        """Stop looking; events whose span has not come yet go to whoever gets the span."""
         if self._sweeper is not None:
             self._sweeper.cancel()
             await asyncio.gather(self._sweeper, return_exceptions=True)
             self._sweeper = None
+            await self.sweep(everything=True)
 
     def replace(self, steps: Steps) -> None:
         """Use other steps from the next batch on; batches under way finish with the old ones."""
@@ -142,10 +143,10 @@ class Pipeline:
         finally:
             reservation.release()
 
-    async def sweep(self) -> None:
-        """Send on the kernel events that no span took."""
+    async def sweep(self, *, everything: bool = False) -> None:
+        """Send on the kernel events that no span took in time, or all that wait."""
         join = self._steps.join
-        data = join.sweep() if join is not None else None
+        data = join.sweep(everything=everything) if join is not None else None
         if data is None:
             return
         try:

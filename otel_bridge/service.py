@@ -13,6 +13,7 @@ from otel_bridge import __version__
 from otel_bridge.contracts import SystemClock
 from otel_bridge.errors import BridgeError
 from otel_bridge.exporters.otlp import exporter as otlp_exporter
+from otel_bridge.kernel.monitor import KernelMonitor
 from otel_bridge.pipeline import Pipeline, build_steps
 from otel_bridge.receivers.otlp.codec import choose_codec
 from otel_bridge.receivers.otlp.receiver import OtlpReceiver
@@ -22,6 +23,7 @@ from otel_bridge.telemetry_server import TelemetryServer
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from otel_bridge.contracts import Component
     from otel_bridge.settings import Settings
 
 log = structlog.get_logger(__name__)
@@ -39,6 +41,7 @@ class Service:
         self.telemetry = telemetry or Telemetry(tracing=tracing(settings))
         self._clock = SystemClock()
         self._not_ready: str | None = "starting"
+        self._started: list[Component] = []
         self.codec, codec_reason = choose_codec(settings.service.codec)
         log.info("codec", name=self.codec.name, reason=codec_reason)
         self.exporter = otlp_exporter.build(
@@ -50,6 +53,7 @@ class Service:
         )
         steps = build_steps(settings.processors, self.telemetry, self._clock)
         self.pipeline = Pipeline(self.codec, steps, self.exporter, self.telemetry, self._clock)
+        self.kernel = KernelMonitor(settings.kernel, self.pipeline, self.telemetry, self._clock)
         self.receiver = OtlpReceiver(settings.receivers.otlp, self.pipeline, self.telemetry)
         endpoint = settings.service.telemetry.metrics.endpoint
         self.telemetry_server = (
@@ -62,15 +66,17 @@ class Service:
         Raises:
             StartError: a port is taken, a file is missing, …; whatever had started is stopped again.
         """
-        try:
-            if self.telemetry_server is not None:
-                await self.telemetry_server.start()
-            await self.exporter.start()
-            await self.pipeline.start()
-            await self.receiver.start()
-        except BaseException:
-            await self.stop()
-            raise
+        # The kernel first, since capabilities are a thread's own: threads of the others start without them.
+        for component in (self.kernel, self.telemetry_server, self.exporter, self.pipeline, self.receiver):
+            if component is None:
+                continue
+            self._started.append(component)
+            try:
+                await component.start()
+            except BaseException:
+                self._started.remove(component)
+                await self.stop()
+                raise
         self._not_ready = None
         # What lives now lives for good: later collections need not walk it again and again.
         gc.collect()
@@ -79,12 +85,12 @@ class Service:
     async def stop(self) -> None:
         """Take nothing new, deliver what is here within the drain timeout, leave the rest on disk."""
         self._not_ready = "stopping"
-        deadline = asyncio.get_running_loop().time() + self.settings.service.drain_timeout
-        await self.receiver.stop(self.settings.service.drain_timeout)
-        await self.pipeline.stop(0.0)
-        await self.exporter.stop(max(0.0, deadline - asyncio.get_running_loop().time()))
-        if self.telemetry_server is not None:
-            await self.telemetry_server.stop()
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self.settings.service.drain_timeout
+        for component in (self.receiver, self.kernel, self.pipeline, self.exporter, self.telemetry_server):
+            if component in self._started:
+                self._started.remove(component)
+                await component.stop(max(0.0, end - loop.time()))
         await asyncio.to_thread(self.telemetry.close)
 
     def reload(self, settings: Settings) -> None:
@@ -94,7 +100,7 @@ class Service:
         warning that a restart is needed.
         """
         self.pipeline.replace(build_steps(settings.processors, self.telemetry, self._clock))
-        for part in ("receivers", "exporters", "storage", "service"):
+        for part in ("receivers", "exporters", "storage", "kernel", "service"):
             if getattr(settings, part) != getattr(self.settings, part):
                 log.warning("a changed setting takes effect only after a restart", part=part)
         self.settings = self.settings.model_copy(update={"processors": settings.processors})

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from otel_bridge.errors import ConfigError, ConfigProblem
 from otel_bridge.exporters.otlp.config import Exporters, StorageConfig, default_exporters
+from otel_bridge.kernel.config import KernelConfig
 from otel_bridge.processors.enrich.config import EnrichConfig
 from otel_bridge.processors.join.config import JoinConfig
 from otel_bridge.processors.redact.config import RedactConfig
@@ -111,6 +112,7 @@ class Settings(_Model):
         default_factory=lambda: StorageConfig(directory=default_storage()),
         description="Where requests wait that a destination cannot take now; null keeps them in memory only.",
     )
+    kernel: KernelConfig = KernelConfig()
     service: ServiceSettings = ServiceSettings()
 
 

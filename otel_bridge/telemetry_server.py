@@ -59,7 +59,7 @@ class TelemetryServer:
         self._runner = runner
         self.port = runner.addresses[0][1]
 
-    async def stop(self) -> None:
+    async def stop(self, _deadline: float) -> None:
         """Stop listening."""
         if self._runner is not None:
             await self._runner.cleanup()

@@ -105,6 +105,8 @@ class Bridge(Process):
         document: dict[str, Any] = {
             "receivers": {"otlp": {"protocols": protocols}},
             "storage": {"directory": str(directory / "queue")},
+            # What loads programs into the kernel says so.
+            "kernel": {"mode": "off"},
             "service": {"telemetry": {"metrics": {"endpoint": f"127.0.0.1:{self.metrics_port}"}}},
         }
         self.config = directory / "bridge.yaml"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -86,11 +87,16 @@ class Join:
         if accounts:
             self._write(batch, accounts)
 
-    def sweep(self) -> bytes | None:
-        """Let go of what waited too long; the rest of the world gets it as an ExportLogsServiceRequest."""
+    def sweep(self, *, everything: bool = False) -> bytes | None:
+        """Let go of what waited too long, or of everything.
+
+        Returns:
+            What no span took, as an ExportLogsServiceRequest for the rest of the world.
+        """
         self._absorb()
         leaving: list[tuple[Chunk, NDArray[np.void]]] = []
-        for chunk, reason in self._waiting.overdue(self._clock.monotonic()):
+        now = math.inf if everything else self._clock.monotonic()
+        for chunk, reason in self._waiting.overdue(now):
             alone = chunk.records[~chunk.joined]
             if len(alone):
                 self._outcomes.labels(chunk.probe, reason).inc(len(alone))

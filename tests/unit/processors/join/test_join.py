@@ -299,3 +299,13 @@ def test_every_field_survives_the_way_through_a_log():
     assert back.probe == "tcp"
     assert back.records.tobytes() == sent.records.tobytes()
     assert back.records.dtype == sent.records.dtype
+
+
+def test_what_waits_at_the_end_leaves_as_logs():
+    """A bridge that stops hands on the events whose span has not come yet."""
+    bench = Bench()
+    bench.join.take(retransmits(1, 2))
+    bench.pass_through({})
+    (left,) = read_events(bench.join.sweep(everything=True))
+    assert bytes(left.records[0]["span_id"]) == span_id(2)
+    assert len(left) == 1
