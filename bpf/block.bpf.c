@@ -29,11 +29,6 @@ struct {
 	__type(value, struct pending);
 } requests SEC(".maps");
 
-struct device_key {
-	__u32 major;
-	__u32 minor;
-};
-
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 256);

@@ -48,6 +48,11 @@ struct block_sum {
 
 _Static_assert(sizeof(struct block_sum) == 64, "mirrored in records.py");
 
+struct device_key {
+	__u32 major;
+	__u32 minor;
+};
+
 /* What a device went through, spans or not. */
 struct block_device_totals {
 	__u64 in_flight;

@@ -18,10 +18,6 @@ struct {
 	__uint(max_entries, 256 * 1024); /* set from configuration */
 } events SEC(".maps");
 
-struct rate_limit {
-	__u64 events_per_second; /* per CPU; 0: no limit */
-};
-
 const volatile struct rate_limit rate_limit SEC(".rodata.limit");
 
 struct rate_window {

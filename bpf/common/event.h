@@ -54,4 +54,8 @@ _Static_assert(offsetof(struct kernel_event, kind) == 0, "the discriminator come
 _Static_assert(offsetof(struct kernel_event, time_ns) == 8, "mirrored in records.py");
 _Static_assert(offsetof(struct kernel_event, trace_id) == 32, "mirrored in records.py");
 
+struct rate_limit {
+	__u64 events_per_second; /* per CPU; 0: no limit */
+};
+
 #endif

@@ -1,7 +1,7 @@
 """What kernel and user space hand each other, byte for byte: the dtypes of the structures in bpf/*.h.
 
 The headers assert their sizes and offsets when they are compiled; tests/unit/kernel/test_records.py compares
-every field here with the type information (BTF) of the built objects.
+every field here with the type information (BTF) that the compiler gives of them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ THREAD_LAYOUT: Dtype = np.dtype(
 """struct thread_layout (bpf/common/context.h)."""
 
 RATE_LIMIT: Dtype = np.dtype([("events_per_second", "<u8")])
-"""struct rate_limit (bpf/common/emit.bpf.h): per CPU, 0 for none."""
+"""struct rate_limit (bpf/common/event.h): per CPU, 0 for none."""
 
 TCP_EVENT = _event(
     ("local_address", "V16"),  # IPv6; IPv4 mapped
@@ -80,7 +80,7 @@ BLOCK_CONFIG: Dtype = np.dtype([("latency_threshold_ns", "<u8")])
 """struct block_config (bpf/block.h)."""
 
 BLOCK_DEVICE: Dtype = np.dtype([("major", "<u4"), ("minor", "<u4")])
-"""struct device_key (bpf/block.bpf.c)."""
+"""struct device_key (bpf/block.h)."""
 
 BLOCK_TOTALS: Dtype = np.dtype(
     [

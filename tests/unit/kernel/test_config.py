@@ -1,0 +1,40 @@
+"""What a user can set, and what is refused."""
+
+from __future__ import annotations
+
+import mmap
+
+import pytest
+from pydantic import ValidationError
+
+from otel_bridge.kernel.config import KernelConfig
+
+
+def test_the_defaults_stand():
+    """Thresholds as the documentation has them."""
+    config = KernelConfig()
+    assert config.mode == "auto"
+    assert config.probes.sched.run_queue_threshold == 0.01
+    assert config.probes.sched.off_cpu_threshold == 0.05
+
+
+@pytest.mark.parametrize("size", [0, 1000, mmap.PAGESIZE - 1, 3 * mmap.PAGESIZE, "100kB"])
+def test_a_ring_that_the_kernel_would_refuse_is_refused_before(size):
+    """A power of two, at least a page."""
+    with pytest.raises(ValidationError, match="power of two"):
+        KernelConfig.model_validate({"probes": {"tcp": {"ring_size": size}}})
+
+
+def test_sizes_and_durations_are_written_as_people_do():
+    """Units and all."""
+    config = KernelConfig.model_validate(
+        {"probes": {"block": {"ring_size": "1MiB", "latency_threshold": "5ms"}}}
+    )
+    assert config.probes.block.ring_size == 1 << 20
+    assert config.probes.block.latency_threshold == pytest.approx(0.005)
+
+
+def test_unknown_keys_are_refused():
+    """Misspelt probes would be silently on."""
+    with pytest.raises(ValidationError, match="extra_forbidden"):
+        KernelConfig.model_validate({"probes": {"tpc": {"enabled": False}}})
