@@ -15,10 +15,17 @@ if TYPE_CHECKING:
 
 
 def bridge(directory: Path, transport: str, sink_port: int) -> Bridge:
-    """The bridge with its defaults, except that content is kept and not searched: so does the Collector."""
+    """The bridge with its defaults, save what the Collector does not do.
+
+    Content is kept and not searched. Kernel probes are off: loaded by a bench that runs as root, they would
+    weigh on every process of the machine, on the Collector, the load and the sinks too.
+    """
     name, endpoint = _destination(transport, sink_port)
     config = {
+        "kernel": {"mode": "off"},
         "processors": {"redact": {"content": "keep", "patterns": []}},
+        # The Collector sees no kernel events either.
+        "kernel": {"mode": "off"},
         "exporters": {name: {"endpoint": endpoint, "compression": "none"} | _plaintext(transport)},
     }
     return Bridge(directory, config)
