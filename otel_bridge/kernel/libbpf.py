@@ -141,8 +141,8 @@ class Library:
                 "mend with: apt-get install libbpf1 (Fedora: dnf install libbpf)",
                 errno.ENOENT,
             ) from error
-        self._messages: list[str] = []
-        self._lock = threading.RLock()
+        # libbpf speaks in the thread that called it: no lock, so loading a probe holds up no reader.
+        self._messages = threading.local()
         self._vsnprintf = ctypes.CDLL(None).vsnprintf
         self._vsnprintf.argtypes = (_PTR, _SIZE, _TEXT, _PTR)
         # libbpf keeps the pointer: it must live as long as the process may call it.
@@ -153,14 +153,14 @@ class Library:
         if level == 0:  # LIBBPF_WARN; the others tell what went well
             text = ctypes.create_string_buffer(1 << 16)
             self._vsnprintf(text, len(text), template, arguments)
-            self._messages.append(text.value.decode(errors="replace"))
+            said: list[str] = getattr(self._messages, "said", [])
+            said.append(text.value.decode(errors="replace"))
         return 0
 
     @contextmanager
     def _captured(self) -> Iterator[list[str]]:
-        with self._lock:
-            self._messages.clear()
-            yield self._messages
+        self._messages.said = []
+        yield self._messages.said
 
     @property
     def version(self) -> str:

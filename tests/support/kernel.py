@@ -185,6 +185,10 @@ class Worker:
     def do(self, *jobs: dict[str, Any]) -> list[Any]:
         """`send`, then wait for what each job answers."""
         self.send(*jobs)
+        return self.answers()
+
+    def answers(self) -> list[Any]:
+        """Wait for what the jobs sent last answer."""
         answers: list[Any] = self._read()["answers"]
         return answers
 

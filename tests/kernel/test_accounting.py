@@ -1,0 +1,183 @@
+"""Nothing is lost unseen (case ebpf-drops), and one probe is swapped without loss for the others."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import structlog
+
+from otel_bridge import catalog
+from otel_bridge.errors import BridgeError
+from otel_bridge.kernel.config import KernelConfig
+from otel_bridge.model import KernelEventKind, Match
+from tests.support.kernel import ROOT, Monitor, config, followed, monitoring
+
+PRIME = 23
+STORM = 10_007
+
+
+def total(monitor, metric, **labels):
+    """The sum of a counter's samples that carry these labels."""
+    return sum(
+        sample.value
+        for family in monitor.telemetry.registry.collect()
+        if family.name == metric.name
+        for sample in family.samples
+        if sample.name.endswith("_total") and labels.items() <= sample.labels.items()
+    )
+
+
+def delivered(monitor, probe):
+    """How many events were handed on."""
+    return sum(len(batch) for batch in monitor.events.batches if batch.probe == probe)
+
+
+def test_what_is_produced_is_delivered_or_counted_as_dropped(worker, closed_port):
+    """A ring of one page, a storm while the reader is away for two seconds, then normal."""
+    with (
+        structlog.testing.capture_logs() as lines,
+        monitoring("tcp", tcp={"ring_size": mmap.PAGESIZE}, read_interval="2s") as monitor,
+    ):
+        followed(monitor, worker.pid)
+        assert total(monitor, catalog.KERNEL_DROPPED, probe="tcp", reason="full") == 0
+        worker.do({"do": "refuse", "span": 1, "port": closed_port, "times": STORM})
+    produced = total(monitor, catalog.KERNEL_PRODUCED, probe="tcp")
+    dropped = total(monitor, catalog.KERNEL_DROPPED, probe="tcp", reason="full")
+    assert produced >= 2 * STORM
+    assert dropped > STORM
+    assert delivered(monitor, "tcp") > 0
+    assert produced == delivered(monitor, "tcp") + dropped
+    assert total(monitor, catalog.KERNEL_EVENTS, probe="tcp") == delivered(monitor, "tcp")
+    assert len([line for line in lines if "lost" in line["event"]]) == 1
+    with monitoring("tcp") as monitor:
+        followed(monitor, worker.pid)
+        worker.do({"do": "refuse", "span": 2, "port": closed_port, "times": PRIME})
+    assert monitor.events.per_span(KernelEventKind.TCP_CONNECT, match=Match.SOCKET) == {2: PRIME}
+    assert total(monitor, catalog.KERNEL_DROPPED, probe="tcp") == 0
+
+
+def test_a_rate_limit_is_counted_apart(worker, closed_port):
+    """What a storm has too much of is not handed over."""
+    with monitoring("tcp", tcp={"events_per_second": 100, "ring_size": "1MiB"}) as monitor:
+        followed(monitor, worker.pid)
+        worker.do({"do": "refuse", "span": 1, "port": closed_port, "times": STORM})
+    produced = total(monitor, catalog.KERNEL_PRODUCED, probe="tcp")
+    limited = total(monitor, catalog.KERNEL_DROPPED, probe="tcp", reason="limited")
+    assert limited > STORM
+    assert produced == delivered(monitor, "tcp") + limited
+    assert total(monitor, catalog.KERNEL_DROPPED, probe="tcp", reason="full") == 0
+
+
+def test_sums_that_find_no_room_are_counted(worker):
+    """Spans beyond the table's size."""
+    with monitoring("sched", max_spans=4, sum_interval="30s") as monitor:
+        followed(monitor, worker.pid)
+        worker.do(*({"do": "sleep", "span": n, "seconds": 0.02, "times": 3} for n in range(1, 12)))
+    produced = total(monitor, catalog.KERNEL_PRODUCED, probe="sched")
+    dropped = total(monitor, catalog.KERNEL_DROPPED, probe="sched", reason="full")
+    assert dropped > 0
+    assert produced == delivered(monitor, "sched") + dropped
+
+
+def test_a_probe_is_swapped_without_loss_for_the_others(worker, closed_port):
+    """The scheduler's, nine times, while every refused connection is counted."""
+    with monitoring("tcp", "sched") as monitor:
+        followed(monitor, worker.pid)
+        worker.send({"do": "refuse", "span": 1, "port": closed_port, "times": STORM})
+        for round_ in range(9):
+            threshold = {"run_queue_threshold": f"{round_ + 1}ms"}
+            monitor.reload(config("tcp", "sched", sched=threshold))
+        worker.answers()
+    counted = monitor.events.per_span(KernelEventKind.TCP_CONNECT, match=Match.SOCKET)
+    assert counted == {1: STORM}
+    assert total(monitor, catalog.KERNEL_DROPPED, probe="tcp") == 0
+
+
+def test_a_swapped_probe_works_as_newly_configured_and_goes_on_with_its_counters(worker, closed_port):
+    """Thresholds take effect; what was counted stays counted; no context is lost."""
+    with monitoring("tcp") as monitor:
+        followed(monitor, worker.pid)
+        worker.do({"do": "refuse", "span": 1, "port": closed_port, "times": PRIME})
+        monitor.reload(config("tcp", tcp={"events_per_second": 1}))
+        worker.do({"do": "refuse", "span": 2, "port": closed_port, "times": PRIME})
+        monitor.reload(config("tcp"))
+        worker.do({"do": "refuse", "span": 3, "port": closed_port, "times": PRIME})
+    counted = monitor.events.per_span(KernelEventKind.TCP_CONNECT, match=Match.SOCKET)
+    assert counted[1] == counted[3] == PRIME
+    assert counted[2] < PRIME
+    produced = total(monitor, catalog.KERNEL_PRODUCED, probe="tcp")
+    assert produced == delivered(monitor, "tcp") + total(monitor, catalog.KERNEL_DROPPED, probe="tcp")
+
+
+def test_a_probe_that_is_refused_leaves_the_old_one_at_work(worker, closed_port, monkeypatch):
+    """A reload that fails is no outage."""
+    with monitoring("tcp") as monitor:
+        followed(monitor, worker.pid)
+        with monkeypatch.context() as patch:
+            patch.setattr("otel_bridge.kernel.loader.OBJECTS", ROOT / "nowhere")
+            with pytest.raises(BridgeError, match="make -C bpf"):
+                monitor.reload(config("tcp", tcp={"connect_threshold": 1}))
+        worker.do({"do": "refuse", "span": 1, "port": closed_port, "times": PRIME})
+    assert monitor.events.per_span(KernelEventKind.TCP_CONNECT, match=Match.SOCKET) == {1: PRIME}
+
+
+def test_nothing_is_left_in_the_kernel_nor_in_the_process():
+    """Programs, maps, threads and descriptors, over many starts and stops."""
+
+    def left():
+        return len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
+
+    with monitoring("tcp", "sched", "tls"):
+        pass
+    before = left()
+    for _ in range(3):
+        with monitoring("tcp", "sched", "tls"):
+            pass
+    assert left() == before
+
+
+def test_privileges_are_given_up_after_loading_and_reading_goes_on(closed_port):
+    """In a process of its own, since what is given up is gone."""
+    code = f"""
+import json, os, socket, sys, time
+from otel_bridge.kernel import privileges
+from tests.support.kernel import Monitor, KernelConfig
+from otel_bridge.model import KernelEventKind
+probes = {{name: {{"enabled": name == "tcp"}} for name in ("tcp", "sched", "block", "memory", "tls")}}
+monitor = Monitor(KernelConfig.model_validate({{"mode": "required", "probes": probes}}))
+monitor.open()
+for _ in range({PRIME}):
+    with socket.socket() as client:
+        client.connect_ex(("127.0.0.1", {closed_port}))
+monitor.close()
+seen = len(monitor.events.of(KernelEventKind.TCP_CONNECT, tgid=os.getpid()))
+held = sorted(privileges.name_of(number) for number in privileges.effective())
+try:
+    monitor.open()
+    again = "loaded"
+except Exception as error:
+    again = str(error)
+print(json.dumps([seen, held, again]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    seen, held, again = json.loads(done.stdout.splitlines()[-1])
+    assert seen == PRIME
+    assert held == ["CAP_DAC_READ_SEARCH", "CAP_SYS_PTRACE"]
+    assert "EPERM" in again
+
+
+def test_switched_off_nothing_is_loaded():
+    """And nothing is asked of the machine."""
+    monitor = Monitor(KernelConfig(mode="off"))
+    monitor.open()
+    assert monitor.states == {}
+    monitor.close()
