@@ -149,8 +149,8 @@ class Words:
 
     Args:
         words: at most 32,767.
-        mode: "exact"; "verbatim": exact, and case counts; "prefix": texts that begin with the word; "path_end": URLs or paths that end with it,
-            query, fragment and closing slashes aside.
+        mode: "exact"; "verbatim": exact, and case counts; "prefix": texts that begin with the word;
+            "path_end": URLs or paths that end with it, query, fragment and closing slashes aside.
     """
 
     def __init__(

@@ -5,9 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    field_validator,
+    model_validator,
+)
 
 from otel_bridge import catalog
+from otel_bridge.columns import JsonPaths
 from otel_bridge.processors.enrich import defaults
 
 Kind = Literal["unspecified", "internal", "server", "client", "producer", "consumer"]
@@ -18,16 +29,40 @@ class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+def _json_paths(paths: tuple[str, ...]) -> tuple[str, ...]:
+    JsonPaths(paths)
+    return paths
+
+
+def _some(items: tuple[Any, ...]) -> tuple[Any, ...]:
+    """At least one; as a validator of its own, it is silent about lists whose items are wrong already."""
+    if not items:
+        raise ValueError("at least one")
+    return items
+
+
+def _one_or_many(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else value
+
+
+def _prompt_or_paths(value: Any) -> Any:
+    return defaults.PROMPT_PATHS if value is True else _one_or_many(value)
+
+
+Keys = Annotated[tuple[str, ...], BeforeValidator(_one_or_many), AfterValidator(_some)]
+Paths = Annotated[Keys, AfterValidator(_json_paths)]
+
+
 class _Source(_Model):
     kinds: tuple[Kind, ...] | None = Field(
-        None, min_length=1, description="Span kinds for which this source is asked; null: the target's."
+        None, description="Span kinds for which this source is asked; null: the target's."
     )
 
 
 class AttributeSource(_Source):
     """A span attribute; for names of the current vocabulary, whatever older name stood for it counts too."""
 
-    attribute: tuple[str, ...] = Field(min_length=1, description="Keys, the first that has a value wins.")
+    attribute: Keys = Field(description="Keys, the first that has a value wins.")
 
 
 class HeaderSource(_Source):
@@ -45,14 +80,14 @@ class MetadataSource(_Source):
 class BodySource(_Source):
     """A value in the JSON request body, where an instrumentation captured it."""
 
-    body: tuple[str, ...] = Field(min_length=1, description='JSON paths like "model" or "messages[*].role".')
+    body: Paths = Field(description='JSON paths like "model" or "messages[*].role".')
 
 
 class BodyTextSource(_Source):
     """The UTF-8 length of text in the JSON request body."""
 
-    body_text: tuple[str, ...] = Field(
-        defaults.PROMPT_PATHS, min_length=1, description="JSON paths whose strings are measured and added up."
+    body_text: Annotated[Paths, BeforeValidator(_prompt_or_paths)] = Field(
+        description="JSON paths whose strings are measured and added up."
     )
 
 
@@ -71,7 +106,7 @@ class QuerySource(_Source):
 class ResourceSource(_Source):
     """A resource attribute; for LLM requests only."""
 
-    resource: tuple[str, ...] = Field(min_length=1, description="Keys, the first that has a value wins.")
+    resource: Keys = Field(description="Keys, the first that has a value wins.")
 
 
 class PairedSource(_Source):
@@ -99,21 +134,7 @@ class DefaultSource(_Source):
     default: str | int | float | bool
 
 
-Source = (
-    AttributeSource
-    | HeaderSource
-    | MetadataSource
-    | BodySource
-    | BodyTextSource
-    | MessagesSource
-    | QuerySource
-    | ResourceSource
-    | PairedSource
-    | ParentSource
-    | StaticSource
-    | DefaultSource
-)
-_BY_KEY: dict[str, type[_Source]] = {
+_SOURCES: dict[str, type[_Source]] = {
     "attribute": AttributeSource,
     "header": HeaderSource,
     "grpc_metadata": MetadataSource,
@@ -127,45 +148,64 @@ _BY_KEY: dict[str, type[_Source]] = {
     "static_map": StaticSource,
     "default": DefaultSource,
 }
-_LISTS = ("attribute", "body", "body_text", "resource")
 
 
-def _source(value: Any) -> Any:
-    """The source that a mapping names by its first key: one error then, not one for each kind of source."""
+def _source_of(value: Any) -> str | None:
+    """Which source a mapping is, by the key that only that one has."""
     if isinstance(value, _Source):
-        return value
-    kinds = [key for key in _BY_KEY if isinstance(value, Mapping) and key in value]
-    if len(kinds) != 1:
-        raise ValueError("a source is a mapping with one of " + ", ".join(_BY_KEY))
-    given = {key: (one,) if key in _LISTS and isinstance(one, str) else one for key, one in value.items()}
-    if given.get("body_text") is True:
-        del given["body_text"]
-    return _BY_KEY[kinds[0]].model_validate(given)
+        return next(key for key, kind in _SOURCES.items() if isinstance(value, kind))
+    named = [key for key in _SOURCES if isinstance(value, Mapping) and key in value]
+    return named[0] if len(named) == 1 else None
+
+
+Source = Annotated[
+    Annotated[AttributeSource, Tag("attribute")]
+    | Annotated[HeaderSource, Tag("header")]
+    | Annotated[MetadataSource, Tag("grpc_metadata")]
+    | Annotated[BodySource, Tag("body")]
+    | Annotated[BodyTextSource, Tag("body_text")]
+    | Annotated[MessagesSource, Tag("messages")]
+    | Annotated[QuerySource, Tag("query")]
+    | Annotated[ResourceSource, Tag("resource")]
+    | Annotated[PairedSource, Tag("paired_span")]
+    | Annotated[ParentSource, Tag("parent_span")]
+    | Annotated[StaticSource, Tag("static_map")]
+    | Annotated[DefaultSource, Tag("default")],
+    Discriminator(
+        _source_of,
+        custom_error_type="source",
+        custom_error_message="A source is a mapping with exactly one of " + ", ".join(_SOURCES),
+    ),
+]
+
+_FITTING = {"string": ("str",), "int": ("int",), "double": ("float", "int"), "bool": ("bool",)}
 
 
 class TargetConfig(_Model):
     """One attribute to be found, and where."""
 
     type: ValueKind = Field("string", description="The type in which it is written.")
-    kinds: tuple[Kind, ...] = Field(("server",), min_length=1, description="Span kinds that get it.")
+    kinds: tuple[Kind, ...] = Field(("server",), description="Span kinds that get it.")
     overwrite: bool = Field(False, description="Whether a value already on the span is replaced.")
     minimum: float | None = Field(None, description="Numbers below it are not believed.")
     maximum: float | None = Field(None, description="Numbers above it are not believed.")
     max_length: int = Field(256, ge=1, le=512, description="Longer texts (UTF-8 bytes) are not believed.")
-    sources: tuple[Source, ...] = Field(description="In order; the first that has a value wins.")
-
-    @field_validator("sources", mode="before")
-    @classmethod
-    def _by_key(cls, value: Any) -> Any:
-        if not isinstance(value, list | tuple) or not value:
-            raise ValueError("a list of at least one source")
-        return tuple(_source(one) for one in value)
+    sources: Annotated[tuple[Source, ...], AfterValidator(_some)] = Field(
+        description="In order; the first that has a value wins."
+    )
 
     @model_validator(mode="after")
     def _lengths_are_ints(self) -> Self:
         measured = any(isinstance(source, BodyTextSource | MessagesSource) for source in self.sources)
         if measured and self.type != "int":
             raise ValueError('"int" as type, because body_text and messages measure a length')
+        return self
+
+    @model_validator(mode="after")
+    def _defaults_fit(self) -> Self:
+        for source in self.sources:
+            if isinstance(source, DefaultSource) and type(source.default).__name__ not in _FITTING[self.type]:
+                raise ValueError(f"a default of type {self.type}, not {source.default!r}")
         return self
 
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from otel_bridge import catalog
 from otel_bridge.columns import Lineage
-from otel_bridge.processors.enrich import vocabulary
 from otel_bridge.model import ValueType
+from otel_bridge.processors.enrich import vocabulary
 from otel_bridge.processors.enrich.facts import (
     TYPES,
     FactStep,
@@ -36,29 +36,22 @@ VocabularyStep = FactStep | WordStep | FinishReasonsStep | MessagesStep
 
 
 class _Types:
-    """The types that current attributes must have, to find those that came with others in one go."""
+    """The types that current attributes must have."""
 
     def __init__(self) -> None:
         self.steps: dict[int, int] = {}
-        self._expected: dict[int, ValueType] = {}
-        self._by_slot = np.zeros(0, "u1")
+        self._expected: dict[int, int] = {}
 
     def expect(self, slot: int, kind: ValueType, step: int) -> None:
         """Which step mends a column."""
-        self._expected[slot] = kind
+        self._expected[slot] = int(kind)
         self.steps[slot] = step
 
-    def wrong(self, batch: Batch) -> Iterable[int]:
+    def wrong(self, work: Work) -> Iterable[int]:
         """The columns that hold values of other types."""
-        wants = len(batch.plan.wants)
-        if len(self._by_slot) != wants:
-            self._by_slot = np.zeros(wants, "u1")
-            self._by_slot[list(self._expected)] = list(self._expected.values())
-        attributes = batch.attributes[: batch.starts[wants]]
-        slots = attributes["slot"]
-        expected = self._by_slot[slots]
-        wrong = (expected != attributes["type"]) & (expected > 0)
-        return np.unique(slots[wrong]).tolist() if wrong.any() else ()
+        for slot in work.present & self._expected.keys():
+            if (work.batch.column(slot)["type"] != self._expected[slot]).any():
+                yield slot
 
 
 class Enrich:
@@ -120,7 +113,7 @@ class Enrich:
 
     def _normalise(self, work: Work) -> None:
         due = {step for slot in work.present for step in self._by_slot.get(slot, ())}
-        for slot in self._types.wrong(work.batch):
+        for slot in self._types.wrong(work):
             due.add(self._types.steps[slot])
         for step in sorted(due):
             self._steps[step].run(work)

@@ -12,7 +12,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from otel_bridge.columns import KeyPatterns, Words, same_text
 from otel_bridge.model import ValueType
 from otel_bridge.processors.enrich import vocabulary
-from otel_bridge.processors.enrich.values import ARRAY, INT, STRING, Bad, Numbers, Reader, Texts
+from otel_bridge.processors.enrich.values import INT, STRING, Bad, Numbers, Reader, Texts
 from otel_bridge.processors.enrich.work import JsonColumn
 
 if TYPE_CHECKING:
@@ -217,10 +217,11 @@ class Chosen:
                 return np.ones(len(rows), np.bool_)
             return same_text(data, values.offs[among], values.lens[among], self._offs[rows], self._lens[rows])
         assert self._numbers is not None
-        kept = self._numbers[rows]
-        if values.values.dtype.kind == "f":
-            return np.isclose(values.values[among], kept, rtol=_SAME, atol=0.0)
-        return values.values[among] == kept
+        kept, given = self._numbers[rows], values.values[among]
+        same: Mask = (
+            np.isclose(given, kept, rtol=_SAME, atol=0.0) if given.dtype.kind == "f" else given == kept
+        )
+        return same
 
     def disagree(self, rows: NDArray[np.uint32]) -> None:
         """Note spans on which another attribute says something else."""
@@ -260,18 +261,16 @@ class WordStep:
 
     def run(self, work: Work) -> None:
         """Work on one batch that has one of the columns."""
-        has = np.zeros(work.size, np.bool_)
-        chosen = np.full(work.size, UNKNOWN, np.int16)
-        self._current(work, has, chosen)
-        conflicts = np.zeros(work.size, np.bool_)
+        known = _KnownWords(work.size)
+        self._current(work, known)
         for source, spellings in self._sources:
             if source.slot in work.present:
-                self._take(work, source, spellings, has, chosen, conflicts)
-        self.infer(work, has, chosen)
-        if conflicts.any():
-            work.conflicts[self.fact.key] += int(conflicts.sum())
+                self._take(work, source, spellings, known)
+        self.infer(work, known.has)
+        if known.conflicts.any():
+            work.conflicts[self.fact.key] += int(known.conflicts.sum())
 
-    def infer(self, work: Work, has: Mask, chosen: NDArray[np.int16]) -> None:
+    def infer(self, work: Work, has: Mask) -> None:
         """Find more values than are written anywhere."""
 
     def write(self, work: Work, rows: NDArray[np.uint32], names: NDArray[np.int16]) -> None:
@@ -279,15 +278,14 @@ class WordStep:
         for name in np.unique(names).tolist():
             work.batch.set_text(self.fact.key, rows[names == name], self.names[name])
 
-    def _current(self, work: Work, has: Mask, chosen: NDArray[np.int16]) -> None:
+    def _current(self, work: Work, known: _KnownWords) -> None:
         records = work.batch.column(self.slot)
         if not len(records):
             return
         for found in self._reader.records(work.batch, records):
             if isinstance(found, Texts):
-                has[found.rows] = True
                 names = self._spellings.read(found)
-                chosen[found.rows] = names
+                known.take(found.rows, names)
                 other = (names != UNKNOWN) & (
                     self._well_known.lookup(found.data, found.offs, found.lens) == UNKNOWN
                 )
@@ -295,39 +293,32 @@ class WordStep:
                     self.write(work, found.rows[other], names[other])
                     self._cut_current(work, found.rows[other])
 
-    def _take(
-        self,
-        work: Work,
-        source: Source,
-        spellings: _Spellings,
-        has: Mask,
-        chosen: NDArray[np.int16],
-        conflicts: Mask,
-    ) -> None:
+    def _take(self, work: Work, source: Source, spellings: _Spellings, known: _KnownWords) -> None:
         done = np.zeros(work.size, np.bool_)
         for found in source.read(work):
             if not isinstance(found, Texts):
                 continue
             names = spellings.read(found)
-            fresh = ~has[found.rows]
-            known = names != UNKNOWN
-            old = ~fresh & known & (chosen[found.rows] != UNKNOWN)
-            differs = old & (chosen[found.rows] != names)
+            fresh, named = ~known.has[found.rows], names != UNKNOWN
+            told = ~fresh & named & (known.names[found.rows] != UNKNOWN)
+            differs = told & (known.names[found.rows] != names)
             if source.old.conflicts:
-                conflicts[found.rows[differs]] = True
-            done[found.rows[old & ~differs]] = True
-            new = fresh & known
+                known.conflicts[found.rows[differs]] = True
+            done[found.rows[told & ~differs]] = True
+            new = fresh & named
             if new.any():
                 rows = found.rows[new]
                 self.write(work, rows, names[new])
-                has[rows], chosen[rows], done[rows] = True, names[new], True
+                known.take(rows, names[new])
+                done[rows] = True
                 self._cut_current(work, rows)
-            if self.open_ended and (fresh & ~known).any():
-                rest = found[fresh & ~known]
-                work.batch.set_texts(
-                    self.fact.key, rest.rows, [piece.decode().lower() for piece in rest.pieces()]
-                )
-                has[rest.rows], done[rest.rows] = True, True
+            other = fresh & ~named
+            if self.open_ended and other.any():
+                rest = found[other]
+                words = [piece.decode().lower() for piece in rest.pieces()]
+                work.batch.set_texts(self.fact.key, rest.rows, words)
+                known.take(rest.rows, names[other])
+                done[rest.rows] = True
                 self._cut_current(work, rest.rows)
         if self._remove and source.removable and source.old.key != vocabulary.SPAN_KIND:
             records = source.records(work)
@@ -340,6 +331,20 @@ class WordStep:
 
 
 UNKNOWN = -1
+
+
+class _KnownWords:
+    """Which spans have a value, its place among the well-known ones, and where names disagree."""
+
+    def __init__(self, size: int) -> None:
+        self.has: Mask = np.zeros(size, np.bool_)
+        self.names = np.full(size, UNKNOWN, np.int16)
+        self.conflicts: Mask = np.zeros(size, np.bool_)
+
+    def take(self, rows: NDArray[np.uint32], names: NDArray[np.int16]) -> None:
+        """Note values."""
+        self.has[rows] = True
+        self.names[rows] = names
 
 
 class _Spellings:
@@ -375,7 +380,7 @@ class OperationStep(WordStep):
         self._endpoints = _Spellings(vocabulary.ENDPOINTS, self.names, "path_end")
         self.hints = (landmarks.span_kind, self._request_id, *landmarks.targets)
 
-    def infer(self, work: Work, has: Mask, chosen: NDArray[np.int16]) -> None:
+    def infer(self, work: Work, has: Mask) -> None:
         """Tell it by the span's other attributes."""
         if not work.has_marks:
             return
@@ -435,9 +440,7 @@ class FinishReasonsStep:
         self._choices(work, has)
         mistyped = current[current["type"] == STRING]
         for records in (mistyped, *(batch.column(slot) for slot in self.slots)):
-            fresh = records[
-                (records["type"] == STRING) & (records["len"] > 0) & ~has[records["row"]]
-            ]
+            fresh = records[(records["type"] == STRING) & (records["len"] > 0) & ~has[records["row"]]]
             if len(fresh):
                 self._single(work, fresh)
                 has[fresh["row"]] = True

@@ -1,4 +1,4 @@
-"""Messages of other vocabularies put into the current form: `gen_ai.input.messages`, `gen_ai.output.messages`.
+"""Messages of other vocabularies put into the current form, gen_ai.input.messages and gen_ai.output.messages.
 
 This is done span by span, for those alone that have such messages and only where content is kept.
 """
@@ -47,17 +47,22 @@ class _Message:
     calls: dict[int, dict[str, str]] = field(default_factory=dict)
     answers: str = ""  # the id of the tool call that this message answers
     finish_reason: str = ""
+    strange: bool = False  # whether it has attributes that are not understood
 
     def written(self, default_role: str) -> dict[str, Any]:
-        """In the current form; without parts when nothing of it is understood."""
+        """In the current form."""
         role = self.role or ("tool" if self.answers else default_role)
-        parts = self._parts(role)
-        out: dict[str, Any] = {"role": role, "parts": parts}
+        out: dict[str, Any] = {"role": role, "parts": self._parts(role)}
         if self.name:
             out["name"] = self.name
         if self.finish_reason:
             out["finish_reason"] = self.finish_reason
         return out
+
+    @property
+    def understood(self) -> bool:
+        """Whether its content can be written: a message that had some must not come out without."""
+        return not self.strange or bool(self._parts(self.role))
 
     def _parts(self, role: str) -> list[Part]:
         parts: list[Part] = []
@@ -273,17 +278,20 @@ class MessagesStep:
         records = work.batch.column(way.slot)
         records = records[~has[records["row"]] & (records["type"] == STRING)]
         spans: dict[int, dict[int, _Message]] = {}
-        taken = np.zeros(len(records), np.bool_)
+        taken: list[tuple[int, _Message]] = []
         for at, row, number, path, value in _entries(work.batch, records, way):
             message = spans.setdefault(row, {}).setdefault(number, _Message())
-            taken[at] = way.take(message, path, value)
-        written = {row: self._written(messages.items()) for row, messages in spans.items()}
-        done = self._write(work, {row: found for row, found in written.items() if found}, has)
-        if self._remove and done is not None:
-            work.removed.append(records[taken & done[records["row"]]])
-
-    def _written(self, messages: Iterable[tuple[int, _Message]]) -> list[dict[str, Any]]:
-        return [message.written(self._role) for _, message in sorted(messages, key=lambda item: item[0])]
+            if way.take(message, path, value):
+                taken.append((at, message))
+            else:
+                message.strange = True
+        written = {
+            row: [found.written(self._role) for _, found in sorted(messages.items()) if found.understood]
+            for row, messages in spans.items()
+        }
+        self._write(work, {row: messages for row, messages in written.items() if messages}, has)
+        if self._remove:
+            work.removed.append(records[[at for at, message in taken if message.understood]])
 
     def _reshape(self, work: Work, has: NDArray[np.bool_]) -> None:
         records = work.batch.column(self._whole)
@@ -292,23 +300,15 @@ class MessagesStep:
             row: messages_of(work.batch.text(off, length), self._role)
             for row, off, length in records[["row", "off", "len"]].tolist()
         }
-        done = self._write(work, written, has)
-        if self._remove and done is not None:
-            work.removed.append(records[done[records["row"]]])
+        self._write(work, written, has)
+        if self._remove:
+            work.removed.append(records)
 
-    def _write(
-        self, work: Work, written: dict[int, list[dict[str, Any]]], has: NDArray[np.bool_]
-    ) -> NDArray[np.bool_] | None:
-        if not written:
-            return None
+    def _write(self, work: Work, written: dict[int, list[dict[str, Any]]], has: NDArray[np.bool_]) -> None:
         rows = np.fromiter(written, "<u4", len(written))
-        work.batch.set_texts(
-            self._key, rows, [orjson.dumps(messages).decode() for messages in written.values()]
-        )
-        done = np.zeros(work.size, np.bool_)
-        done[rows] = True
+        texts = [orjson.dumps(messages).decode() for messages in written.values()]
+        work.batch.set_texts(self._key, rows, texts)
         has[rows] = True
-        return done
 
 
 def messages_of(text: str, role: str) -> list[dict[str, Any]]:

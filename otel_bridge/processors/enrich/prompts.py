@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from otel_bridge.columns import MALFORMED, NO_MATCH, JsonPaths, KeyPatterns
+from otel_bridge.columns import MALFORMED, NO_MATCH, JsonPaths, KeyPatterns, Words
 from otel_bridge.model import Scope
 from otel_bridge.processors.enrich import defaults, vocabulary
 from otel_bridge.processors.enrich.values import ARRAY, KVLIST, STRING, Bad, Numbers
@@ -42,7 +42,7 @@ PART_PATHS = ("[*].text", "[*].content", "[*]")
 BLOBS = ("blob", "image", "image_url", "file", "uri", "audio", "input_image", "input_audio", "tool_call")
 """Types of parts that are no text."""
 
-_JSON_MIME = b"json"
+_JSON_TYPES = Words(("application/json", "text/json"), "prefix")
 
 
 class Measure(Protocol):
@@ -139,7 +139,7 @@ class _Structured:
         self._shapes = shapes
         self._plain = plain
         self._instructions = instructions
-        self.slots = (slot,) if instructions is None else (slot, *instructions.slots)
+        self.slots: tuple[int, ...] = (slot,) if instructions is None else (slot, *instructions.slots)
 
     def lengths(self, work: Work) -> NDArray[np.int64]:
         """For each span the length, NO_MATCH or MALFORMED."""
@@ -226,9 +226,9 @@ class _InputValue:
         out = np.full(work.size, NO_MATCH, "<i8")
         records = batch.column(self._slot)
         records = records[(records["type"] == STRING) & work.marked[records["row"]]]
+        types = batch.column(self._mime_type)
         json = np.zeros(work.size, np.bool_)
-        for row, off, length in batch.column(self._mime_type)[["row", "off", "len"]].tolist():
-            json[row] = _JSON_MIME in batch.data[off : off + length]
+        json[types["row"][_JSON_TYPES.lookup(batch.data, types["off"], types["len"]) >= 0]] = True
         bodies = json[records["row"]]
         texts = records[~bodies & (records["len"] > 0)]
         out[texts["row"]] = texts["len"]

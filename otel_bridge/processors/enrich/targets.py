@@ -12,9 +12,18 @@ from otel_bridge.columns import MALFORMED, JsonPaths, Words, query_int, query_pa
 from otel_bridge.model import Scope, SpanKind
 from otel_bridge.processors.enrich import config as settings
 from otel_bridge.processors.enrich import vocabulary
-from otel_bridge.processors.enrich.facts import JsonColumns
 from otel_bridge.processors.enrich.prompts import BLOBS, PromptSource
-from otel_bridge.processors.enrich.values import BYTES, STRING, Bad, Numbers, Reader, Texts, joined, repeated
+from otel_bridge.processors.enrich.values import (
+    BYTES,
+    STRING,
+    Bad,
+    Numbers,
+    Reader,
+    Texts,
+    joined,
+    repeated,
+    where,
+)
 from otel_bridge.processors.enrich.work import JsonColumn, is_json
 
 if TYPE_CHECKING:
@@ -25,6 +34,7 @@ if TYPE_CHECKING:
     from otel_bridge.batch import PlanBuilder
     from otel_bridge.columns import Lineage
     from otel_bridge.processors.enrich.config import TargetConfig
+    from otel_bridge.processors.enrich.facts import JsonColumns
     from otel_bridge.processors.enrich.values import Found, Mask
     from otel_bridge.processors.enrich.work import Landmarks, Work
 
@@ -104,8 +114,7 @@ def reread(reader: Reader, value: Texts | Numbers) -> Iterable[Found]:
 
 def picked(records: NDArray[np.void], need: Mask) -> NDArray[np.void]:
     """The records of spans that need a value."""
-    keep = need[records["row"]]
-    return records if keep.all() else records[keep]
+    return where(records, need[records["row"]])
 
 
 class Body:
@@ -153,13 +162,14 @@ class BodyText:
                 continue
             records = picked(batch.column(slot), need)
             textual = (records["type"] == STRING) | (records["type"] == BYTES)
-            records = records[textual & is_json(batch, records)]
+            records = where(records, textual & is_json(batch, records))
             lengths = self._paths.text_bytes(batch.data, records["off"], records["len"])
             malformed = lengths == MALFORMED
             if malformed.any():
                 yield Bad("malformed", records["row"][malformed])
             found = lengths >= 0
-            yield from self._reader.within(Numbers(records["row"][found], lengths[found]))
+            numbers = Numbers(records["row"], lengths)
+            yield from self._reader.within(numbers if found.all() else numbers[found])
 
 
 class Prompt:
@@ -192,11 +202,7 @@ class Query:
             if slot not in work.present:
                 continue
             records = picked(work.batch.column(slot), need)
-            records = (
-                records
-                if (records["type"] == STRING).all()
-                else records[records["type"] == STRING]
-            )
+            records = records if (records["type"] == STRING).all() else records[records["type"] == STRING]
             for found in self._of(work, records, bare=bare):
                 if not isinstance(found, Bad):
                     need[found.rows] = False
@@ -243,7 +249,7 @@ def of_spans(work: Work, slot: int, need: Mask) -> NDArray[np.void]:
     """A resource's attribute as if each of its spans had it."""
     index = work.batch.by_span(slot)
     rows = np.flatnonzero(need & (index >= 0)).astype("<u4")
-    records = work.batch.column(slot)[index[rows]].copy()
+    records: NDArray[np.void] = work.batch.column(slot)[index[rows]].copy()
     records["row"] = rows
     return records
 
@@ -311,7 +317,7 @@ class Paired:
     def inherit(self, work: Work, need: Mask, lineage: Lineage) -> Iterator[Found]:
         """The values of spans that need one."""
         records = picked(work.batch.column(self.slots[0]), need)
-        records = records[records["type"] == STRING]
+        records = where(records, records["type"] == STRING)
         texts, found = lineage.counterparts(work.batch.data, records["off"], records["len"])
         yield from inherited(self._reader, records["row"], texts, found)
 
@@ -396,6 +402,7 @@ class Search:
             need = self.need & work.of_kind(step.kinds)
             if not need.any():
                 continue
+            values: Iterable[Found]
             if isinstance(source, Parent | Paired):
                 assert lineage is not None
                 values = source.inherit(work, need, lineage)
@@ -462,7 +469,7 @@ class Compiler:
         name, make = self._made(source, reader_of(given))
         return Step(name, make(), kinds_of(source.kinds or given.kinds))
 
-    def _made(  # noqa: C901, PLR0911, PLR0912 (one line a source)
+    def _made(  # noqa: C901, PLR0911 (one line a source)
         self, source: settings.Source, reader: Reader
     ) -> tuple[str, Callable[[], Source | Parent | Paired]]:
         plan = self._plan

@@ -164,6 +164,9 @@ class Reader:
             if first == INT and self.kind == "int":
                 yield from self.within(Numbers(records["row"], np.ascontiguousarray(records["value"])))
                 return
+            if first == ARRAY:
+                yield from self._first_of_arrays(batch, records)
+                return
             if first == DOUBLE and self.kind == "double":
                 yield from self._finite(records["row"], doubles(records))
                 return
@@ -307,13 +310,19 @@ class Reader:
     def _first_of_arrays(self, batch: Batch, records: NDArray[np.void]) -> Iterator[Found]:
         if not len(records):
             return
-        found = first_text(batch.data, records["off"], records["len"])
+        rows, found = records["row"], first_text(batch.data, records["off"], records["len"])
         some = found["type"] > 0
         if not some.all():
-            empty = records["len"] == 0
-            if (~some & ~empty).any():
-                yield Bad("wrong_type", records["row"][~some & ~empty])
-        yield from self.texts(Texts(records["row"][some], batch.data, found["off"][some], found["len"][some]))
+            foreign = ~some & (records["len"] > 0)
+            if foreign.any():
+                yield Bad("wrong_type", rows[foreign])
+            rows, found = rows[some], found[some]
+        yield from self.texts(Texts(rows, batch.data, found["off"], found["len"]))
+
+
+def where(records: NDArray[np.void], keep: Mask) -> NDArray[np.void]:
+    """The records that a mask keeps; themselves when that is all of them, since copying is what costs."""
+    return records if keep.all() else records[keep]
 
 
 def _texts_of(batch: Batch, records: NDArray[np.void]) -> Texts:

@@ -9,7 +9,6 @@ import numpy as np
 
 from otel_bridge.columns import JsonPaths, Words
 from otel_bridge.processors.enrich import vocabulary
-from otel_bridge.processors.enrich.values import Bad, Numbers, Texts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from otel_bridge.batch import Batch, PlanBuilder
-    from otel_bridge.processors.enrich.values import Mask, Rows
+    from otel_bridge.processors.enrich.values import Bad, Mask, Numbers, Rows, Texts
 
 LONGEST_SECONDS = 86_400.0
 """The longest believed time in a span whose own times cannot be trusted."""
@@ -44,7 +43,7 @@ class JsonColumn:
         return self._paths.index(path)
 
     def find(self, batch: Batch) -> tuple[Rows, NDArray[np.void]]:
-        """The rows that have JSON, and rows × paths matches."""
+        """The rows that have JSON, and as many rows of matches, a column a path."""
         if self._compiled is None:
             self._compiled = JsonPaths(self._paths)
         records = batch.column(self.slot)
@@ -68,22 +67,12 @@ class Landmarks:
         self.targets = tuple(plan.want(key) for key in vocabulary.HTTP_TARGETS)
         self.endpoints = Words(tuple(vocabulary.ENDPOINTS), "path_end")
         self.llm_kinds = Words(vocabulary.LLM_SPAN_KINDS)
-        self.marks = {self.span_kind}
-        """All columns that tell of a call of a model."""
-        self._marks: set[int] = set()
-        self._marking: Mask = np.zeros(0, np.bool_)
+        self.marks: set[int] = set()
+        """Columns that only calls of a model have."""
 
     def mark(self, slot: int) -> None:
-        """A column that only LLM requests have."""
+        """A column that only calls of a model have."""
         self.marks.add(slot)
-        self._marks.add(slot)
-
-    def marking(self, slots: int) -> Mask:
-        """For each slot whether it marks an LLM request."""
-        if len(self._marking) != slots:
-            self._marking = np.zeros(slots, np.bool_)
-            self._marking[list(self._marks)] = True
-        return self._marking
 
 
 class Work:
@@ -156,7 +145,8 @@ class Work:
     @property
     def has_marks(self) -> bool:
         """Whether any span can be marked at all."""
-        return not self.present.isdisjoint(self._landmarks.marks)
+        marks = self._landmarks
+        return marks.span_kind in self.present or not self.present.isdisjoint(marks.marks)
 
     @property
     def marked(self) -> Mask:
@@ -164,12 +154,10 @@ class Work:
         if self._marked is None:
             batch, marks = self.batch, self._landmarks
             self._marked = np.zeros(self.size, np.bool_)
-            if not self.has_marks:
-                return self._marked
-            wants = len(batch.plan.wants)
-            attributes = batch.attributes[: batch.starts[wants]]
-            marked = marks.marking(wants)[attributes["slot"]]
-            self._marked[attributes["row"][marked]] = True
+            for slot in marks.marks & self.present:
+                self._marked[batch.column(slot)["row"]] = True
+                if self._marked.all():
+                    return self._marked
             if marks.span_kind in self.present:
                 records = batch.column(marks.span_kind)
                 called = marks.llm_kinds.lookup(batch.data, records["off"], records["len"]) >= 0

@@ -471,7 +471,7 @@ impl<'a, V: Visit> Walk<'a, V> {
         let mut escaped = false;
         loop {
             let rest = self.text.get(at..).ok_or(Stop::Malformed)?;
-            at += memchr2(b'"', b'\\', rest).ok_or(Stop::Malformed)?;
+            at += quote_or_backslash(rest).ok_or(Stop::Malformed)?;
             if self.text[at] == b'"' {
                 self.at = at + 1;
                 return Ok(Text {
@@ -537,6 +537,17 @@ impl<'a, V: Visit> Walk<'a, V> {
     fn peek(&self) -> Option<u8> {
         self.text.get(self.at).copied()
     }
+}
+
+/// Most strings are keys and short words, which end before memchr has begun.
+const SHORT: usize = 16;
+
+fn quote_or_backslash(text: &[u8]) -> Option<usize> {
+    let (head, tail) = text.split_at(text.len().min(SHORT));
+    let ends = |&byte: &u8| matches!(byte, b'"' | b'\\');
+    head.iter()
+        .position(ends)
+        .or_else(|| memchr2(b'"', b'\\', tail).map(|at| at + SHORT))
 }
 
 const UNICODE_ESCAPE: usize = 6; // \uXXXX

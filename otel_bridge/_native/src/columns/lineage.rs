@@ -38,7 +38,10 @@ pub struct Lineage {
 impl Lineage {
     fn make_room(&mut self) {
         if self.young.spans.len() >= self.half || self.young.ids.len() >= self.half {
-            self.old = std::mem::take(&mut self.young);
+            // Swapped and emptied, not replaced: the tables keep their room.
+            std::mem::swap(&mut self.young, &mut self.old);
+            self.young.spans.clear();
+            self.young.ids.clear();
         }
     }
 

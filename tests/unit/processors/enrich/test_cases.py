@@ -83,7 +83,8 @@ VLLM = {
     "gen_ai.usage.completion_tokens": 32,
 }
 START_UP = (
-    "Worker init", "Worker init", "Initialize model", "Load weights", "Load model", "Loading (CPU)", "Executor init",
+    "Worker init", "Worker init", "Initialize model", "Load weights", "Load model", "Loading (CPU)",
+    "Executor init",
     "Prepare model", "AsyncMPClient init", "Overall Loading", "Warmup (CPU)", "Allocate KV cache",
     "EngineCoreProc init",
 )  # fmt: skip
