@@ -64,7 +64,7 @@ def side_by_side(title: str, before: RecordedSpan, after: RecordedSpan) -> Table
     table.add_column("attribute", no_wrap=True, overflow="ellipsis", min_width=28, max_width=KEY_WIDTH)
     table.add_column("in", max_width=VALUE_WIDTH, no_wrap=True, overflow="ellipsis")
     table.add_column("out", max_width=VALUE_WIDTH, no_wrap=True, overflow="ellipsis")
-    came, went = collapsed(before.attributes), collapsed(after.attributes)
+    came, went = collapsed(before.attributes), collapsed(without_sources(after.attributes))
     written = sorted(went.keys() - came.keys(), key=_ours_first)
     kept = [key for key in came if key in went and not DULL.match(key)]
     taken = [key for key in came if key not in went]
@@ -76,6 +76,16 @@ def side_by_side(title: str, before: RecordedSpan, after: RecordedSpan) -> Table
     for key in taken:
         table.add_row(Text(key, "red"), Text(came[key], "red"), Text("—", "dim"))
     return table
+
+
+def without_sources(attributes: dict[str, Any]) -> dict[str, Any]:
+    """Which source won is shown beside the value, not in a row of its own."""
+    sources = {source_key(key): key for key in attributes}
+    told = {key: value for key, value in attributes.items() if key not in sources}
+    for source, key in sources.items():
+        if source in attributes:
+            told[key] = f"{_text(attributes[key])}  ← {attributes[source]}"
+    return told
 
 
 def collapsed(attributes: dict[str, Any]) -> dict[str, str]:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 SIDECAR = ROOT / "collector-config" / "sidecar"
+MODELS = "processors.enrich.models={engine: tiny}"
+"""The last resort for vLLM's spans, as an operator says it: a client's span may come after the server's."""
 BUILD = ROOT / "collector-config" / "build.sh"
 
 
@@ -99,8 +101,8 @@ class Stack:
         self.run = run
         self.addresses = Addresses.free()
         self.programs: list[Program] = []
+        self.spans = spans
         self._collector = collector
-        self._spans = spans
         self._exit = ExitStack()
 
     def start(self, tell: Callable[[str, str], None]) -> None:
@@ -129,7 +131,7 @@ class Stack:
         )
         self._start(
             "bridge",
-            [sys.executable, "-m", "otel_bridge", "run", "-c", SIDECAR / "bridge.yaml"],
+            [sys.executable, "-m", "otel_bridge", "run", "-c", SIDECAR / "bridge.yaml", "--set", MODELS],
             f"http://127.0.0.1:{at.bridge_metrics}/readyz",
             environment,
         )
@@ -143,7 +145,7 @@ class Stack:
             "--otlp",
             at.otlp,
         ]
-        engine += ["--spans", self._spans, "--models", cache() / "models"]
+        engine += ["--spans", self.spans, "--models", cache() / "models"]
         self._start("engine", engine, f"http://127.0.0.1:{at.engine}/health", {})
         tell("engine", f"OpenAI API on {at.openai}")
 
