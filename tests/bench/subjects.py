@@ -24,8 +24,6 @@ def bridge(directory: Path, transport: str, sink_port: int) -> Bridge:
     config = {
         "kernel": {"mode": "off"},
         "processors": {"redact": {"content": "keep", "patterns": []}},
-        # The Collector sees no kernel events either.
-        "kernel": {"mode": "off"},
         "exporters": {name: {"endpoint": endpoint, "compression": "none"} | _plaintext(transport)},
     }
     return Bridge(directory, config)
