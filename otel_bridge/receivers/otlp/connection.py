@@ -10,14 +10,20 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
-_HALF_CLOSED_GRACE = 1.0
+    from aiohttp import StreamReader
+
+_HALF_CLOSED_GRACE = 0.5
 """Seconds after a client has closed its side in which what it sent must turn out to be a whole request."""
 
 
 class Connection(web.RequestHandler):
-    """aiohttp's connection, plus a time limit for headers and an answer for clients that half-close."""
+    """aiohttp's connection, plus a time limit for headers, and answers for who half-closes or sends noise.
 
-    __slots__ = ("_answering", "_bad_http", "_client_done", "_header_timer", "_read_timeout", "_serving")
+    Headers of a next request that come while one is served are bounded by aiohttp's own time-out for idle
+    connections.
+    """
+
+    __slots__ = ("_bad_http", "_body", "_broken", "_client_done", "_header_timer", "_read_timeout")
 
     def __init__(
         self,
@@ -41,29 +47,30 @@ class Connection(web.RequestHandler):
         self._read_timeout = read_timeout
         self._bad_http = bad_http
         self._header_timer: asyncio.TimerHandle | None = None
-        self._serving = False
-        self._answering = False
+        self._body: StreamReader | None = None
+        self._broken = False
         self._client_done = False
 
-    def request_begins(self) -> None:
+    def request_begins(self, body: StreamReader) -> None:
         """The headers are read."""
-        self._serving = True
+        self._body = body
         self._stop_timer()
-
-    def body_is_read(self) -> None:
-        """The whole request is read: from here on its client need not say more."""
-        self._answering = True
 
     def request_ends(self) -> bool:
         """The answer is known; says whether the connection ends with it."""
-        self._serving = self._answering = False
-        return self._client_done
+        if self._broken and self._body is not None:
+            self._body.feed_eof()  # or aiohttp would go on to read it, and log that it cannot
+        self._body = None
+        return self._client_done or self._broken
 
     def data_received(self, data: bytes) -> None:
         """Bytes came; asyncio calls this."""
-        if not self._serving and self._header_timer is None:
+        if self._body is None and self._header_timer is None:
             self._header_timer = self._loop.call_later(self._read_timeout, self.force_close)
         super().data_received(data)
+        if self._body is not None and self._messages and not self._body.is_eof():
+            # Before the body's end nothing can follow it but the parser's complaint about it.
+            self._break_off(self._body, "its chunks are damaged")
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """The client closed its side; asyncio calls this, and keeps ours open when it returns True."""
@@ -71,7 +78,7 @@ class Connection(web.RequestHandler):
         if self.transport is None or self.transport.get_extra_info("sslcontext") is not None:
             return False
         self._client_done = True
-        self._loop.call_later(_HALF_CLOSED_GRACE, self._close_unless_answering)
+        self._loop.call_later(_HALF_CLOSED_GRACE, self._end_unless_whole)
         return True
 
     def connection_lost(self, exc: BaseException | None) -> None:
@@ -91,9 +98,15 @@ class Connection(web.RequestHandler):
         response.force_close()
         return response
 
-    def _close_unless_answering(self) -> None:
-        if not self._answering:
+    def _end_unless_whole(self) -> None:
+        if self._body is None:
             self.force_close()
+        elif not self._body.is_eof():
+            self._break_off(self._body, "it is cut off")
+
+    def _break_off(self, body: StreamReader, reason: str) -> None:
+        self._broken = True
+        body.set_exception(web.RequestPayloadError(reason))
 
     def _stop_timer(self) -> None:
         if self._header_timer is not None:

@@ -162,7 +162,8 @@ def _refuse(context: _Context, refusal: status.Refusal) -> None:
 def _options(config: GrpcConfig) -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", config.max_request_size),
-        ("grpc.max_concurrent_streams", config.max_concurrent_requests),
+        # Well beyond our own limit, whose refusal says when to come again; this one just resets the call.
+        ("grpc.max_concurrent_streams", config.max_concurrent_requests + 1000),
         # A second bridge on the port would otherwise start and take half of the connections.
         ("grpc.so_reuseport", 0),
         *_keepalive_options(config.keepalive),

@@ -45,6 +45,9 @@ JSON = "application/json"
 _OFF_LOOP = 256 << 10
 """Bytes from which on inflating and JSON leave the event loop to other requests."""
 
+_LINGER = 10.0
+"""Seconds for which the rest of a refused body is read and thrown away: its sender reads only then."""
+
 _CLIENT_GONE = "499"
 """The `code` of requests whose client left before it had sent them whole; nginx's number for it."""
 
@@ -82,6 +85,7 @@ class HttpServer:
                 read_timeout=config.read_timeout,
                 bad_http=self._bad_http,
                 keepalive_timeout=config.idle_timeout,
+                lingering_time=min(_LINGER, config.read_timeout),
                 auto_decompress=False,  # aiohttp inflates without a limit on the whole
                 access_log=None,
             )
@@ -112,13 +116,13 @@ class HttpServer:
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         connection = request.protocol
         assert isinstance(connection, Connection)
-        connection.request_begins()
-        response = await self._answer(request, connection)
+        connection.request_begins(request.content)
+        response = await self._answer(request)
         if connection.request_ends() or self._intake.draining:
             response.force_close()
         return response
 
-    async def _answer(self, request: web.BaseRequest, connection: Connection) -> web.Response:
+    async def _answer(self, request: web.BaseRequest) -> web.Response:
         media_type = request.content_type
         signal = PATHS.get(request.path)
         if signal is None:
@@ -128,7 +132,7 @@ class HttpServer:
             response.headers["Allow"] = "POST"
             return response
         try:
-            outcome = await self._take(signal, media_type, request, connection)
+            outcome = await self._take(signal, media_type, request)
         except ConnectionError:
             self._intake.answered(signal.value, _CLIENT_GONE)
             raise
@@ -138,9 +142,7 @@ class HttpServer:
         encode = answer.json if media_type == JSON else answer.protobuf
         return web.Response(body=encode(signal, outcome), content_type=media_type)
 
-    async def _take(
-        self, signal: Signal, media_type: str, request: web.BaseRequest, connection: Connection
-    ) -> Outcome:
+    async def _take(self, signal: Signal, media_type: str, request: web.BaseRequest) -> Outcome:
         if self._auth is not None:
             self._auth.check(request.headers.get("Authorization"))
         if media_type not in (PROTOBUF, JSON):
@@ -152,7 +154,6 @@ class HttpServer:
         self._intake.admit()
         try:
             body = await self._read(request)
-            connection.body_is_read()
             if coding:
                 body = await _off_loop(inflate, body, coding, self._config.max_request_size)
             if media_type == PROTOBUF:
@@ -194,7 +195,7 @@ class HttpServer:
                 f"the request did not arrive within {self._config.read_timeout:g} s"
             ) from None
         except web.RequestPayloadError as error:
-            raise MalformedRequestError(f"the body's chunks are damaged: {error}") from error
+            raise MalformedRequestError(f"the body cannot be read: {error}") from error
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     def _refuse(self, media_type: str, signal: str, refusal: status.Refusal) -> web.Response:

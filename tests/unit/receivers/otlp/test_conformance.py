@@ -9,7 +9,6 @@ import zlib
 import grpc
 import pytest
 from backports import zstd
-from conftest import JSON, PROTOBUF, grpc_status, request_of_size, retry_delay
 from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
@@ -21,6 +20,7 @@ from otel_bridge.contracts import Outcome
 from otel_bridge.model import Signal
 from otel_bridge.receivers.otlp import status
 from otel_bridge.testing import ConsumerSink, trace_request
+from tests.support.otlp_clients import JSON, PROTOBUF, grpc_status, request_of_size, retry_delay
 
 REQUEST = trace_request([{"attributes": {"a": "b" * 200}}] * 5)
 KIB = 1024

@@ -10,7 +10,6 @@ import re
 
 import orjson
 import pytest
-from conftest import JSON
 from google.protobuf import json_format
 from google.protobuf.descriptor import FieldDescriptor
 from hypothesis import given, settings
@@ -24,6 +23,7 @@ from otel_bridge.errors import MalformedRequestError
 from otel_bridge.model import Signal
 from otel_bridge.receivers.otlp.otlp_json import convert
 from otel_bridge.testing import attributes_of, spans_of
+from tests.support.otlp_clients import JSON
 
 MESSAGES = {
     Signal.TRACES: ExportTraceServiceRequest,
