@@ -181,7 +181,8 @@ def _may_be_module(mapping: Mapping) -> bool:
 
 
 def _is_musl(path: str) -> bool:
-    return PurePosixPath(path).name.startswith(("ld-musl-", "libc.musl-"))
+    """By its own name (ld-musl-x86_64.so.1), or by its folder where another C library rules."""
+    return any("musl" in part for part in PurePosixPath(path).parts[-2:])
 
 
 def _find(elf: LoadedElf) -> _Variable | None:

@@ -1,4 +1,4 @@
-"""Reads the span records of another process's threads from outside, as a BPF program would: each thread stopped.
+"""Reads the span records of another process's threads as a BPF program would: each thread is stopped.
 
 Nothing of the product but `locate` is used here, so a test that compares the two compares independent code.
 """
@@ -12,7 +12,7 @@ import struct
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import pytest
 
@@ -62,7 +62,7 @@ class ThreadReader:
     def close(self) -> None:
         os.close(self._memory)
 
-    def __enter__(self) -> ThreadReader:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,4 +1,4 @@
-"""Tasks and callbacks interleave on one thread: each sees its own span published, or none, never another's."""
+"""Tasks and callbacks interleave on one thread: each sees its own span published, never another's."""
 
 from __future__ import annotations
 

@@ -213,7 +213,7 @@ def test_a_generator_runs_in_its_consumers_context(tracer):
 
 
 def test_a_token_of_another_context_changes_nothing(tracer, caplog):
-    """opentelemetry logs the failure and goes on; so does the record."""
+    """The API logs the failure and goes on; so does the record."""
     token = contextvars.copy_context().run(attach, tracer.start_span("other"))
     with tracer.start_as_current_span("own") as own:
         context_api.detach(token)

@@ -18,7 +18,8 @@ from otel_bridge import context
 from tests.support.spans import publishes
 
 asgi = pytest.importorskip(
-    "opentelemetry.instrumentation.asgi", reason="not installed: pip install opentelemetry-instrumentation-asgi"
+    "opentelemetry.instrumentation.asgi",
+    reason="not installed: pip install opentelemetry-instrumentation-asgi",
 )
 uvicorn = pytest.importorskip("uvicorn", reason="not installed: pip install uvicorn")
 uvloop = pytest.importorskip("uvloop", reason="not installed: pip install uvloop")
@@ -57,7 +58,7 @@ def application(observed: Observed, provider):
                 break
         assert len(body) == len(BODY)
         observed.inside.append(publishes(span))
-        reader, writer = await asyncio.open_connection(*scope["server"])
+        _, writer = await asyncio.open_connection(*scope["server"])
         observed.inside.append(publishes(span))
         writer.close()
         await writer.wait_closed()
@@ -109,16 +110,14 @@ async def serve(observed, provider):
     config = uvicorn.Config(application(observed, provider), http="h11", log_level="error", lifespan="off")
     server = Server(config)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
-    while not server.started:
+    while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
         await asyncio.sleep(0.005)
     return server, serving, listener.getsockname()
 
 
 async def post(reader, writer, trace_id: int | None) -> None:
     parent = f"traceparent: 00-{trace_id:032x}-{7:016x}-01\r\n" if trace_id else ""
-    writer.write(
-        f"POST / HTTP/1.1\r\nHost: x\r\n{parent}Content-Length: {len(BODY)}\r\n\r\n".encode() + BODY
-    )
+    writer.write(f"POST / HTTP/1.1\r\nHost: x\r\n{parent}Content-Length: {len(BODY)}\r\n\r\n".encode() + BODY)
     answer = await reader.readuntil(b"\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 204")
 
