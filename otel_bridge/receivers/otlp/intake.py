@@ -24,6 +24,9 @@ log = structlog.get_logger(__name__)
 RETRY_AFTER = 1.0
 """Seconds before a sender should come again when the receiver itself turned it away."""
 
+TRACEBACK_INTERVAL = 10.0
+"""Seconds between tracebacks in the log, so that a bug that hits every request does not fill the disk."""
+
 UNKNOWN_SIGNAL = "unknown"
 """The `signal` of a request to no known path."""
 
@@ -46,6 +49,7 @@ class Intake:
         self._consumer = consumer
         self._limit = limit
         self._in_flight = 0
+        self._next_traceback = 0.0
         traces = Signal.TRACES.value
         self._accepted = telemetry.counter(catalog.RECEIVER_ACCEPTED).labels(transport, traces)
         self._refused = telemetry.counter(catalog.RECEIVER_REFUSED).labels(transport, traces, PARTIAL_REASON)
@@ -92,10 +96,13 @@ class Intake:
         return outcome
 
     def refuse(self, error: Exception) -> status.Refusal:
-        """How an error is answered; one that nobody foresaw is logged with its traceback and counted."""
+        """How an error is answered; one that nobody foresaw is counted, and logged now and then."""
         if not isinstance(error, BridgeError):
             self._failed.inc()
-            log.error("request failed", transport=self._transport, exc_info=error)
+            now = time.monotonic()
+            if now >= self._next_traceback:
+                self._next_traceback = now + TRACEBACK_INTERVAL
+                log.error("request failed", transport=self._transport, exc_info=error)
         return status.refusal(error)
 
     def answered(self, signal: str, code: str) -> None:

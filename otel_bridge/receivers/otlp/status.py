@@ -125,6 +125,8 @@ def bad_http(reason: str) -> Refusal:
 
 
 def trim(text: str, limit: int = MESSAGE_LIMIT) -> str:
-    """The text, cut at a whole character to `limit` bytes of UTF-8."""
+    """The text as protobuf takes it: Unicode, and cut at a whole character to `limit` bytes of UTF-8."""
     data = text.encode("utf-8", "replace")
-    return text if len(data) <= limit else data[: limit - 3].decode("utf-8", "ignore") + "…"
+    if len(data) > limit:
+        return data[: limit - len("…".encode())].decode("utf-8", "ignore") + "…"
+    return data.decode()
