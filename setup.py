@@ -21,6 +21,7 @@ class BuildContext(build_ext):
     """Asks the compiler for TLS descriptors where it knows them."""
 
     def build_extension(self, ext: Extension) -> None:
+        """Build one extension."""
         if self.compiler.compiler_type == "unix" and self._accepts(TLS_DESCRIPTORS):
             ext.extra_compile_args = [*ext.extra_compile_args, TLS_DESCRIPTORS]
         super().build_extension(ext)
@@ -30,7 +31,8 @@ class BuildContext(build_ext):
             source = Path(folder) / "empty.c"
             source.touch()
             command = [*self.compiler.compiler_so, flag, "-c", str(source), "-o", os.devnull]
-            return subprocess.run(command, check=False, capture_output=True).returncode == 0
+            # The compiler that is about to build the extension.
+            return subprocess.run(command, check=False, capture_output=True).returncode == 0  # noqa: S603
 
 
 record = Extension(

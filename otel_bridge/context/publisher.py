@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import sys
 import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -191,9 +192,26 @@ def _follow(
         )
     (span_key,) = trace.set_span_in_context(trace.INVALID_SPAN, context_api.Context())
     try:
-        return _record.follow(variable, span_key, trace.NonRecordingSpan, on_first_span), ""
+        mechanism = _record.follow(
+            variable, span_key, trace.NonRecordingSpan, on_first_span, _follow_greenlets
+        )
     except RuntimeError as error:
         return "none", str(error)
+    return mechanism, ""
+
+
+def _follow_greenlets() -> None:
+    """Be told of this thread's switches of greenlet; whoever was told before still is."""
+    greenlet = sys.modules["greenlet"]
+    before = greenlet.gettrace()
+    if before is _record.sync:
+        return
+
+    def switched(*event: Any) -> None:
+        _record.sync()
+        before(*event)
+
+    greenlet.settrace(switched if before else _record.sync)
 
 
 _publisher = _Publisher()

@@ -19,6 +19,8 @@ static PyTypeObject *non_recording; /* opentelemetry.trace.NonRecordingSpan */
 static PyObject *first_span; /* called once, with the first recording span; then NULL */
 static PyTypeObject *learned; /* the class of the last spans that learn() looked at */
 static bool learned_plain; /* its spans keep in _context and _end_time what their methods say */
+static PyObject *greenlets; /* called once on each thread that publishes in a process with greenlets */
+static PyObject *name_greenlet;
 static PyObject *name_is_recording, *name_get_span_context, *name_context, *name_end_time;
 static PyInterpreterState *interpreter;
 static uint32_t generation; /* of following: what threads noted during an earlier one is void */
@@ -33,6 +35,7 @@ static struct thread_state *current_thread(void)
 	if (thread->generation != generation) {
 		thread->generation = generation;
 		thread->entered_count = 0;
+		thread->greenlets_followed = 0;
 	}
 	return thread;
 }
@@ -190,6 +193,25 @@ static int span_ids(PyObject *span, uint8_t ids[IDS_SIZE], uint8_t *trace_flags)
 	return under_way;
 }
 
+/* A greenlet takes its context along when it is switched away, and nobody is told: greenlet's trace function
+ * must be ours before a span is published that could be left behind.
+ */
+static int follow_greenlets(struct thread_state *thread)
+{
+	PyObject *result;
+
+	if (thread->greenlets_followed)
+		return 0;
+	if (!PyDict_GetItemWithError(PyImport_GetModuleDict(), name_greenlet))
+		return PyErr_Occurred() ? -1 : 0;
+	thread->greenlets_followed = 1;
+	result = PyObject_CallNoArgs(greenlets);
+	if (!result)
+		return -1;
+	Py_DECREF(result);
+	return 0;
+}
+
 static int publish(struct thread_state *thread, PyObject *context)
 {
 	uint8_t ids[IDS_SIZE];
@@ -206,6 +228,8 @@ static int publish(struct thread_state *thread, PyObject *context)
 	} else if (PyErr_Occurred()) {
 		found = -1;
 	}
+	if (found == 1 && follow_greenlets(thread))
+		found = -1;
 	if (found == 1) {
 		record_write(&thread->record, ids, trace_flags);
 		return 0;
@@ -442,10 +466,11 @@ static int intern(PyObject **name, const char *text)
 	return *name ? 0 : -1;
 }
 
-int follow_start(PyObject *var, PyObject *span_key, PyObject *non_recording_type, PyObject *on_first_span)
+int follow_start(PyObject *var, PyObject *span_key, PyObject *non_recording_type, PyObject *on_first_span,
+		 PyObject *on_greenlets)
 {
 	if (intern(&name_is_recording, "is_recording") || intern(&name_get_span_context, "get_span_context") ||
-	    intern(&name_context, "_context") || intern(&name_end_time, "_end_time"))
+	    intern(&name_greenlet, "greenlet") || intern(&name_context, "_context") || intern(&name_end_time, "_end_time"))
 		return -1;
 	follow_stop();
 	interpreter = PyInterpreterState_Get();
@@ -453,6 +478,7 @@ int follow_start(PyObject *var, PyObject *span_key, PyObject *non_recording_type
 	key = Py_NewRef(span_key);
 	non_recording = (PyTypeObject *)Py_NewRef(non_recording_type);
 	first_span = Py_NewRef(on_first_span);
+	greenlets = Py_NewRef(on_greenlets);
 	variable = Py_NewRef(var);
 	if (begin()) {
 		PyObject *type, *value, *traceback;
@@ -474,6 +500,7 @@ void follow_stop(void)
 	Py_CLEAR(key);
 	Py_CLEAR(non_recording);
 	Py_CLEAR(first_span);
+	Py_CLEAR(greenlets);
 	Py_CLEAR(learned);
 	record_clear(&thread_state()->record);
 }

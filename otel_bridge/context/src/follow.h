@@ -19,8 +19,9 @@ struct follow_counts {
 
 extern struct follow_counts follow_counts;
 
-/* What opentelemetry keeps where; see follow() in _record.pyi. Takes its own references. */
-int follow_start(PyObject *variable, PyObject *span_key, PyObject *non_recording_type, PyObject *on_first_span);
+/* What opentelemetry keeps where, and whom to tell what; see follow() in module.c. Takes its own references. */
+int follow_start(PyObject *variable, PyObject *span_key, PyObject *non_recording_type, PyObject *on_first_span,
+		 PyObject *on_greenlets);
 void follow_stop(void);
 bool follow_active(void);
 

@@ -61,13 +61,13 @@ static PyObject *ended(PyObject *module, PyObject *span_context)
 
 static PyObject *follow(PyObject *module, PyObject *args)
 {
-	PyObject *variable, *span_key, *non_recording, *on_first_span;
+	PyObject *variable, *span_key, *non_recording, *on_first_span, *on_greenlets;
 
 	(void)module;
-	if (!PyArg_ParseTuple(args, "O!UO!O:follow", &PyContextVar_Type, &variable, &span_key, &PyType_Type,
-			      &non_recording, &on_first_span))
+	if (!PyArg_ParseTuple(args, "O!UO!OO:follow", &PyContextVar_Type, &variable, &span_key, &PyType_Type,
+			      &non_recording, &on_first_span, &on_greenlets))
 		return NULL;
-	if (follow_start(variable, span_key, non_recording, on_first_span))
+	if (follow_start(variable, span_key, non_recording, on_first_span, on_greenlets))
 		return NULL;
 	return PyUnicode_FromString(HAVE_CONTEXT_WATCHER ? "context watcher" : "Context.run");
 }
@@ -128,17 +128,18 @@ PyDoc_STRVAR(clear_doc, "clear()\n--\n\nMake this thread spanless.");
 PyDoc_STRVAR(published_doc, "published()\n--\n\n"
 	"Trace id, span id and trace flags as a reader of this thread sees them; None when there is no span.");
 PyDoc_STRVAR(ended_doc, "ended(span_context, /)\n--\n\nClear the record if it shows this very span.");
-PyDoc_STRVAR(follow_doc, "follow(variable, span_key, non_recording_span, on_first_span, /)\n--\n\n"
+PyDoc_STRVAR(follow_doc, "follow(variable, span_key, non_recording_span, on_first_span, on_greenlets, /)\n--\n\n"
 	"From now on the record follows a context variable: on all threads, through every switch of context.\n\n"
 	"`variable` holds opentelemetry's Context, a dict; `span_key` is the key of the current span in it. Spans\n"
 	"of the class `non_recording_span` count as current although they do not record. `on_first_span` is\n"
-	"called once, with the first recording span that is published. The answer is how switches are noticed:\n"
-	"\"context watcher\" or \"Context.run\". RuntimeError: contextvars is not as CPython ships it, or no\n"
-	"watcher is free.");
+	"called once, with the first recording span that is published; `on_greenlets` on each thread that\n"
+	"publishes, once the process has greenlets. The answer is how switches are noticed: \"context watcher\"\n"
+	"or \"Context.run\". RuntimeError: contextvars is not as CPython ships it, or no watcher is free.");
 PyDoc_STRVAR(unfollow_doc, "unfollow()\n--\n\nUndo follow(); this thread's record is cleared.");
 PyDoc_STRVAR(attach_doc, "attach(context, /)\n--\n\nSet the followed variable, and publish.");
 PyDoc_STRVAR(detach_doc, "detach(token, /)\n--\n\nReset the followed variable, and publish what is current then.");
-PyDoc_STRVAR(sync_doc, "sync()\n--\n\nPublish what the current context says.");
+PyDoc_STRVAR(sync_doc, "sync(*ignored)\n--\n\n"
+	"Publish what the current context says. What it is given is ignored, so that it can be a trace function.");
 PyDoc_STRVAR(counts_doc, "counts()\n--\n\n"
 	"What was not published since the module was loaded, and why; `slots` is how many call sites of\n"
 	"PyContext_Enter and PyContext_Exit lead here now.");
@@ -156,7 +157,7 @@ static PyMethodDef methods[] = {
 	{"unfollow", unfollow, METH_NOARGS, unfollow_doc},
 	{"attach", follow_attach, METH_O, attach_doc},
 	{"detach", follow_detach, METH_O, detach_doc},
-	{"sync", synchronize, METH_NOARGS, sync_doc},
+	{"sync", synchronize, METH_VARARGS, sync_doc},
 	{"counts", counts, METH_NOARGS, counts_doc},
 	{"publish_process", publish_process, METH_O, publish_process_doc},
 	{"withdraw_process", withdraw_process, METH_NOARGS, withdraw_process_doc},

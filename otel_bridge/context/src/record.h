@@ -33,7 +33,8 @@ _Static_assert(offsetof(struct record, sequence) == 32, "SEQUENCE_OFFSET in proc
 struct thread_state {
 	struct record record;
 	uint32_t generation; /* of follow.c; what is noted below belongs to it */
-	uint32_t entered_count;
+	uint16_t entered_count;
+	uint8_t greenlets_followed;
 	uintptr_t entered[ENTERED_MAX];
 };
 
