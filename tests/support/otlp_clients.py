@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ import grpc.aio
 import h2.config
 import h2.connection
 import h2.events
+import h2.exceptions
 import pytest
 from google.protobuf import json_format
 from google.rpc import error_details_pb2, status_pb2
@@ -174,6 +176,14 @@ class Http2:
                 await self._receive()
         status = self.headers.get(b"grpc-status")
         return None if status is None else int(status)
+
+    async def closed(self, *, answering: bool = True) -> None:
+        """Wait until the receiver closes the connection, answering its pings or not."""
+        while data := await self._reader.read(65536):
+            if answering:
+                with contextlib.suppress(h2.exceptions.ProtocolError):  # what follows a farewell
+                    self._state.receive_data(data)
+                self._writer.write(self._state.data_to_send())
 
     async def _receive(self) -> None:
         data = await self._reader.read(65536)

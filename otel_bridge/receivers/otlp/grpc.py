@@ -174,6 +174,8 @@ def _keepalive_options(config: KeepaliveConfig) -> list[tuple[str, int]]:
     seconds = {
         "grpc.keepalive_time_ms": config.time,
         "grpc.keepalive_timeout_ms": config.timeout,
+        # The time-out above ends nothing (tried with grpcio 1.85) unless the one for pings is as short.
+        "grpc.http2.ping_timeout_ms": config.timeout,
         "grpc.http2.min_ping_interval_without_data_ms": config.min_client_interval,
         "grpc.max_connection_idle_ms": config.max_connection_idle,
         "grpc.max_connection_age_ms": config.max_connection_age,
