@@ -66,6 +66,8 @@ static int long_bytes(PyObject *value, uint8_t *bytes, size_t size)
 						 Py_ASNATIVEBYTES_BIG_ENDIAN | Py_ASNATIVEBYTES_UNSIGNED_BUFFER |
 							 Py_ASNATIVEBYTES_REJECT_NEGATIVE);
 
+	if (needed < 0 && PyErr_ExceptionMatches(PyExc_ValueError))
+		PyErr_SetString(PyExc_OverflowError, "an id that is negative");
 	if (needed > (Py_ssize_t)size)
 		PyErr_Format(PyExc_OverflowError, "an id of more than %zu bytes", size);
 	return needed < 0 || needed > (Py_ssize_t)size ? -1 : 0;

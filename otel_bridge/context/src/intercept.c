@@ -75,24 +75,31 @@ static int leave(PyObject *context)
 	return result;
 }
 
+/* The entry of Context.run in CPython's table of methods; NULL, with an exception set, if it is not as known. */
+static PyMethodDef *find_run(void)
+{
+	PyObject *descriptor = PyObject_GetAttrString((PyObject *)&PyContext_Type, "run");
+	PyMethodDef *method = NULL;
+
+	if (!descriptor)
+		return NULL;
+	if (Py_IS_TYPE(descriptor, &PyMethodDescr_Type))
+		method = ((PyMethodDescrObject *)descriptor)->d_method;
+	if (!method || method->ml_flags != (METH_FASTCALL | METH_KEYWORDS)) {
+		PyErr_Format(PyExc_RuntimeError, "contextvars.Context.run is %R, not as CPython ships it", descriptor);
+		method = NULL;
+	}
+	Py_DECREF(descriptor);
+	return method;
+}
+
 static int exchange_run(void)
 {
-	PyObject *descriptor = PyDict_GetItemString(PyContext_Type.tp_dict, "run");
-	PyMethodDef *method;
-
-	if (!descriptor || !Py_IS_TYPE(descriptor, &PyMethodDescr_Type)) {
-		PyErr_SetString(PyExc_RuntimeError, "contextvars.Context.run is not CPython's own");
+	run_method = find_run();
+	if (!run_method)
 		return -1;
-	}
-	method = ((PyMethodDescrObject *)descriptor)->d_method;
-	if (method->ml_flags != (METH_FASTCALL | METH_KEYWORDS)) {
-		PyErr_Format(PyExc_RuntimeError, "contextvars.Context.run is called in another way (flags %d) than is known",
-			     method->ml_flags);
-		return -1;
-	}
-	run_method = method;
-	run_original = (run_function)(void (*)(void))method->ml_meth;
-	__atomic_store_n(&method->ml_meth, (PyCFunction)(void (*)(void))run, __ATOMIC_RELEASE);
+	run_original = (run_function)(void (*)(void))run_method->ml_meth;
+	__atomic_store_n(&run_method->ml_meth, (PyCFunction)(void (*)(void))run, __ATOMIC_RELEASE);
 	return 0;
 }
 

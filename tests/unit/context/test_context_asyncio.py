@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import sys
 import threading
 from contextlib import contextmanager
 
@@ -202,6 +203,38 @@ def test_async_generators(run, tracer, watch):
                 await asyncio.sleep(0)
                 watch.look(span, "between, resumed")
             watch.look(consumer, "after")
+
+    run(main())
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="eager tasks are new in Python 3.12")
+def test_eager_tasks(run, tracer, watch):
+    """They start within their creator's step, in a context that C code enters."""
+
+    async def child(creator) -> None:
+        watch.look(creator, "eager, inherited")
+        with tracer.start_as_current_span("child") as span:
+            watch.look(span, "eager")
+            await asyncio.sleep(0)
+            watch.look(span, "resumed")
+        watch.look(creator, "after")
+
+    async def alone() -> None:
+        watch.look(None, "own context")
+        with tracer.start_as_current_span("alone") as span:
+            watch.look(span, "own context")
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_task_factory(asyncio.eager_task_factory)
+        with tracer.start_as_current_span("creator") as creator:
+            for _ in range(5):
+                tasks = [asyncio.create_task(child(creator)) for _ in range(3)]
+                watch.look(creator, "creator goes on")
+                tasks.append(asyncio.create_task(alone(), context=contextvars.Context()))
+                watch.look(creator, "creator goes on")
+                await asyncio.gather(*tasks)
+                watch.look(creator, "creator resumed")
 
     run(main())
 
