@@ -4,13 +4,15 @@
 
 Both run in their own process on the same requests; the bare ones are grpc.aio with a handler that answers
 at once, and aiohttp with a handler that reads the body. Behind the receiver stands a consumer that takes
-everything, so that scanning and forwarding are not in the figures; its metrics are on.
+everything, so that scanning and forwarding are not in the figures; its metrics are on. All of them keep freed
+memory and freeze what lives at the start, as the service does.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import statistics
 import subprocess
 import sys
@@ -24,6 +26,7 @@ import grpc.aio
 from aiohttp import web
 
 from otel_bridge.contracts import Outcome
+from otel_bridge.memory import keep_freed_memory
 from otel_bridge.receivers.otlp.config import OtlpReceiverConfig
 from otel_bridge.receivers.otlp.receiver import OtlpReceiver
 from otel_bridge.telemetry import Telemetry, configure_logging
@@ -54,9 +57,12 @@ class TakeAll:
 async def serve(kind: str) -> None:
     """Run one server until killed; its port goes to standard output."""
     configure_logging(level="error")
+    keep_freed_memory()
     port = await {"receiver": serve_receiver, "bare_grpc": serve_bare_grpc, "bare_http": serve_bare_http}[
         kind
     ]()
+    gc.collect()
+    gc.freeze()  # as the service does after its start
     print(port, flush=True)
     await asyncio.Event().wait()
 
