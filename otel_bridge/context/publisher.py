@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol, cast
 from weakref import WeakSet
 
@@ -22,11 +23,15 @@ if TYPE_CHECKING:
 
 try:
     from otel_bridge.context import _record
-except ImportError as error:  # not built, another platform, or a subinterpreter
+except ImportError as error:
     _record = None  # type: ignore[assignment]
-    _import_problem = str(error)
-else:
-    _import_problem = ""
+    if find_spec("otel_bridge.context._record") is None:
+        _import_problem = (
+            "the C extension of otel_bridge.context was not built; "
+            "install a wheel, or a C compiler and the headers of this Python and then the package anew"
+        )
+    else:
+        _import_problem = str(error)
 
 logger = logging.getLogger(__name__)
 
@@ -182,8 +187,7 @@ def _follow(
 ) -> tuple[str, str]:
     """How the variable is followed, and what stands in the way, if anything does."""
     if _record is None:
-        mend = "install a wheel, or a C compiler and the headers of this Python and then this package anew"
-        return "none", f"its C extension is missing ({_import_problem}); {mend}"
+        return "none", _import_problem
     if variable is None:
         kind = type(runtime).__qualname__
         return (

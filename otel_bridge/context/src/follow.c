@@ -13,7 +13,11 @@
 
 struct follow_counts follow_counts;
 
-static PyObject *variable; /* the ContextVar that holds opentelemetry's Context, a dict; NULL: not following */
+/* Asking a span runs Python code, and so other threads, one of which may stop the following: what is set here
+ * stays until it is replaced, and whether it is still wanted is asked before each write.
+ */
+static bool active;
+static PyObject *variable; /* the ContextVar that holds opentelemetry's Context, a dict */
 static PyObject *key; /* of the span in that dict */
 static PyTypeObject *non_recording; /* opentelemetry.trace.NonRecordingSpan */
 static PyObject *first_span; /* called once, with the first recording span; then NULL */
@@ -42,7 +46,7 @@ static struct thread_state *current_thread(void)
 
 bool follow_active(void)
 {
-	return variable && PyInterpreterState_Get() == interpreter;
+	return active && PyInterpreterState_Get() == interpreter;
 }
 
 /* What is not an Exception (KeyboardInterrupt, SystemExit) goes on to the application: -1. */
@@ -200,14 +204,16 @@ static int span_ids(PyObject *span, uint8_t ids[IDS_SIZE], uint8_t *trace_flags)
  */
 static int follow_greenlets(struct thread_state *thread)
 {
-	PyObject *result;
+	PyObject *callback, *result;
 
 	if (thread->greenlets_followed)
 		return 0;
 	if (!PyDict_GetItemWithError(PyImport_GetModuleDict(), name_greenlet))
 		return PyErr_Occurred() ? -1 : 0;
 	thread->greenlets_followed = 1;
-	result = PyObject_CallNoArgs(greenlets);
+	callback = Py_NewRef(greenlets);
+	result = PyObject_CallNoArgs(callback);
+	Py_DECREF(callback);
 	if (!result)
 		return -1;
 	Py_DECREF(result);
@@ -232,12 +238,12 @@ static int publish(struct thread_state *thread, PyObject *context)
 	}
 	if (found == 1 && follow_greenlets(thread))
 		found = -1;
-	if (found == 1) {
+	if (found == 1 && active && thread->generation == generation) {
 		record_write(&thread->record, ids, trace_flags);
 		return 0;
 	}
 	record_clear(&thread->record);
-	return found == 0 ? 0 : forgive();
+	return found < 0 ? forgive() : 0;
 }
 
 #if HAVE_CONTEXT_WATCHER
@@ -394,6 +400,8 @@ PyObject *follow_attach(PyObject *module, PyObject *context)
 	token = PyContextVar_Set(variable, context);
 	if (!token)
 		return NULL;
+	if (!active)
+		return token;
 	thread = current_thread();
 	if (!may_publish(thread))
 		record_clear(&thread->record);
@@ -409,7 +417,7 @@ PyObject *follow_detach(PyObject *module, PyObject *token)
 		PyErr_SetString(PyExc_RuntimeError, "detach() before follow()");
 		return NULL;
 	}
-	if (PyContextVar_Reset(variable, token) || follow_sync())
+	if (PyContextVar_Reset(variable, token) || (active && follow_sync()))
 		return NULL;
 	Py_RETURN_NONE;
 }
@@ -477,32 +485,22 @@ int follow_start(PyObject *var, PyObject *span_key, PyObject *non_recording_type
 	follow_stop();
 	interpreter = PyInterpreterState_Get();
 	generation++;
-	key = Py_NewRef(span_key);
-	non_recording = (PyTypeObject *)Py_NewRef(non_recording_type);
-	first_span = Py_NewRef(on_first_span);
-	greenlets = Py_NewRef(on_greenlets);
-	variable = Py_NewRef(var);
-	if (begin()) {
-		PyObject *type, *value, *traceback;
-
-		PyErr_Fetch(&type, &value, &traceback);
-		follow_stop();
-		PyErr_Restore(type, value, traceback);
+	Py_XSETREF(key, Py_NewRef(span_key));
+	Py_XSETREF(non_recording, (PyTypeObject *)Py_NewRef(non_recording_type));
+	Py_XSETREF(first_span, Py_NewRef(on_first_span));
+	Py_XSETREF(greenlets, Py_NewRef(on_greenlets));
+	Py_XSETREF(variable, Py_NewRef(var));
+	if (begin())
 		return -1;
-	}
+	active = true;
 	return 0;
 }
 
 void follow_stop(void)
 {
-	if (!variable)
+	if (!active)
 		return;
+	active = false;
 	end();
-	Py_CLEAR(variable);
-	Py_CLEAR(key);
-	Py_CLEAR(non_recording);
-	Py_CLEAR(first_span);
-	Py_CLEAR(greenlets);
-	Py_CLEAR(learned);
-	record_clear(&thread_state()->record);
+	records_clear();
 }

@@ -167,32 +167,52 @@ static PyMethodDef methods[] = {
 static void free_module(void *module)
 {
 	(void)module;
-	follow_stop();
+	if (follow_active()) /* and not the copy that a subinterpreter was refused */
+		follow_stop();
 }
+
+/* A subinterpreter has its own opentelemetry and its own contexts, but shares threads, and so records, with the
+ * others: it is refused.
+ */
+static int execute(PyObject *module)
+{
+	static bool prepared;
+	int error = 0;
+
+	(void)module;
+	if (PyInterpreterState_Get() != PyInterpreterState_Main()) {
+		PyErr_SetString(PyExc_ImportError,
+				"otel_bridge.context follows the main interpreter only, this is a subinterpreter");
+		return -1;
+	}
+	if (!prepared && !(error = records_prepare()) && !(error = process_prepare()))
+		prepared = true;
+	if (error) {
+		errno = error;
+		PyErr_SetFromErrno(PyExc_OSError);
+		return -1;
+	}
+	return 0;
+}
+
+static PyModuleDef_Slot slots[] = {
+	{Py_mod_exec, execute},
+#if PY_VERSION_HEX >= 0x030C0000
+	{Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED},
+#endif
+	{0, NULL},
+};
 
 static struct PyModuleDef definition = {
 	PyModuleDef_HEAD_INIT,
 	.m_name = "otel_bridge.context._record",
 	.m_doc = "The thread's record: written, withdrawn, and kept in step with contextvars.",
-	.m_size = -1, /* the record belongs to the thread, whatever interpreter runs on it: one copy, no state */
 	.m_methods = methods,
+	.m_slots = slots,
 	.m_free = free_module,
 };
 
-/* A subinterpreter has its own opentelemetry and its own contexts, but shares threads, and so records, with
- * the others: it is refused. CPython 3.12 and later refuse a single-phase module by themselves where each
- * interpreter has its own lock.
- */
 PyMODINIT_FUNC PyInit__record(void)
 {
-	if (PyInterpreterState_Get() != PyInterpreterState_Main()) {
-		PyErr_SetString(PyExc_ImportError,
-				"otel_bridge.context follows the main interpreter only, this is a subinterpreter");
-		return NULL;
-	}
-	if (process_prepare()) {
-		PyErr_SetString(PyExc_ImportError, "pthread_atfork failed: no memory");
-		return NULL;
-	}
-	return PyModule_Create(&definition);
+	return PyModuleDef_Init(&definition);
 }

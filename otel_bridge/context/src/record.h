@@ -36,6 +36,7 @@ struct thread_state {
 	uint16_t entered_count;
 	uint8_t greenlets_followed;
 	uintptr_t entered[ENTERED_MAX];
+	struct thread_state *next, *previous; /* of all threads that have a record */
 };
 
 /* Never inlined: a TLS descriptor call of glibc before 2.39 may clobber vector registers that the compiler
@@ -48,5 +49,11 @@ struct thread_state *thread_state(void);
  */
 void record_write(struct record *record, const uint8_t ids[IDS_SIZE], uint8_t trace_flags);
 void record_clear(struct record *record);
+
+/* Withdraw every thread's record. Whoever calls it keeps other threads from writing theirs (by the GIL). */
+void records_clear(void);
+
+/* Must run once before the first thread_state(). 0, or an errno. */
+int records_prepare(void);
 
 #endif
