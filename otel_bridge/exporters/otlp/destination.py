@@ -592,6 +592,8 @@ class Destination:
         if item.counted:
             item.counted = False
             self._memory_bytes -= len(item.payload)
+            # Those that hold the item for its deadline must not hold its bytes too.
+            item.payload = b""
             if not self._memory_bytes:
                 self._stop_draining()
 
