@@ -40,7 +40,9 @@ packed; the native crate writes the same layout (`Match`).
 NO_MATCH = -1
 """`text_bytes`: no path leads to a string."""
 MALFORMED = -2
-"""`text_bytes`: the text is no JSON, or is cut off, or nests deeper than 128."""
+"""`text_bytes`: the text is no JSON, or is cut off, or nests deeper than MAX_DEPTH."""
+MAX_DEPTH = 128
+"""Objects and arrays inside one another, beyond which JSON is not read."""
 
 
 class JsonType(IntEnum):

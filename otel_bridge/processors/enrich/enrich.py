@@ -20,7 +20,7 @@ from otel_bridge.processors.enrich.facts import (
 )
 from otel_bridge.processors.enrich.messages import MessagesStep
 from otel_bridge.processors.enrich.targets import SOURCE_NAMES, Compiler
-from otel_bridge.processors.enrich.values import Texts, as_texts
+from otel_bridge.processors.enrich.values import REASONS, Texts, as_texts
 from otel_bridge.processors.enrich.vocabulary import FACTS, OPERATION, Fact, Old
 from otel_bridge.processors.enrich.work import Landmarks, Work
 
@@ -94,6 +94,8 @@ class Enrich:
             for name in SOURCE_NAMES:
                 if name in names:
                     self._resolved.labels(target.key, name)
+            for reason in REASONS:
+                self._bad.labels(target.key, reason)
 
     def process(self, batch: Batch) -> None:
         """Work on one batch."""

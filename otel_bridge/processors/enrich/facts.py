@@ -12,7 +12,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from otel_bridge.columns import KeyPatterns, Words, same_text
 from otel_bridge.model import ValueType
 from otel_bridge.processors.enrich import vocabulary
-from otel_bridge.processors.enrich.values import INT, STRING, Bad, Numbers, Reader, Texts
+from otel_bridge.processors.enrich.values import INT, STRING, Bad, Numbers, Reader, Texts, index_of, where
 from otel_bridge.processors.enrich.work import JsonColumn
 
 if TYPE_CHECKING:
@@ -117,14 +117,30 @@ class FactStep:
 
     def run(self, work: Work) -> None:
         """Work on one batch that has one of the columns."""
+        sources = [source for source in self.sources if source.slot in work.present]
+        if len(sources) == 1 and self.slot not in work.present:
+            self._alone(work, sources[0])
+            return
         chosen = Chosen(work.size, text=self.fact.type == "string")
         self._current(work, chosen)
-        for source in self.sources:
-            if source.slot in work.present:
-                self._take(work, chosen, source)
+        for source in sources:
+            self._take(work, chosen, source)
         work.facts[self.fact.key] = chosen.values
         if chosen.conflicts is not None:
             work.conflicts[self.fact.key] += int(chosen.conflicts.sum())
+
+    def _alone(self, work: Work, source: Source) -> None:
+        """The usual case: one name in the whole batch, so nothing has to be compared."""
+        values = list(self._believed(work, source.read(work)))
+        for found in values:
+            found.write(work.batch, self.fact.key)
+        work.facts[self.fact.key] = values
+        if self._remove and source.removable:
+            done = np.zeros(work.size, np.bool_)
+            for found in values:
+                done[found.rows] = True
+            records = source.records(work)
+            work.removed.append(records[done[records["row"]]])
 
     def _current(self, work: Work, chosen: Chosen) -> None:
         records = work.batch.column(self.slot)
@@ -172,7 +188,10 @@ class FactStep:
             if isinstance(found, Bad):
                 work.note(self.fact.key, found)
             elif self.fact.time and isinstance(found, Numbers):
-                plausible = (found.values >= 0) & (found.values <= work.believable_seconds[found.rows])
+                limits = work.believable_seconds
+                if len(found.rows) < work.size:
+                    limits = limits[found.rows]
+                plausible = (found.values >= 0) & (found.values <= limits)
                 if not plausible.all():
                     work.note(self.fact.key, Bad("implausible", found.rows[~plausible]))
                     found = found[plausible]  # noqa: PLW2901 (what is left of it)
@@ -408,7 +427,7 @@ class OperationStep(WordStep):
             return
         records = work.batch.column(slot)
         # An HTTP span to an inference API is not itself the model's call, else each would be counted twice.
-        records = records[work.marked[records["row"]] & ~has[records["row"]]]
+        records = where(records, (work.marked & ~has)[records["row"]])
         if len(records):
             rows = records["row"]
             names = spellings.read(Texts(rows, work.batch.data, records["off"], records["len"]))
@@ -474,8 +493,9 @@ class FinishReasonsStep:
         reasons: dict[int, dict[int, str]] = {}
         columns = ["row", "key_off", "key_len", "off", "len"]
         for row, key_off, key_len, off, length in records[wanted][columns].tolist():
-            number = int(data[key_off : key_off + key_len].split(b".")[2])
-            reasons.setdefault(row, {})[number] = work.batch.text(off, length)
+            number = index_of(data[key_off : key_off + key_len].split(b".")[2].decode())
+            if number is not None:
+                reasons.setdefault(row, {})[number] = work.batch.text(off, length)
         if reasons:
             rows = np.fromiter(reasons, "<u4", len(reasons))
             work.batch.append_fields(

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import orjson
 
+from otel_bridge.columns import MALFORMED, MAX_DEPTH, JsonPaths
 from otel_bridge.processors.enrich import vocabulary
-from otel_bridge.processors.enrich.values import STRING
+from otel_bridge.processors.enrich.values import STRING, index_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -31,6 +32,8 @@ _MODALITIES = {
     "audio": "audio",
     "input_audio": "audio",
 }
+
+_WHOLE = JsonPaths([""])
 
 Part = dict[str, Any]
 
@@ -153,10 +156,19 @@ def _tool_call(fields: dict[str, str], arguments: Any = None) -> Part:
 
 
 def _json(text: str, default: Any = None) -> Any:
+    """The value of a JSON text; `default` where it is none, or nests too deeply to be written again."""
     try:
-        return orjson.loads(text)
+        return default if _too_deep(text) else orjson.loads(text)
     except orjson.JSONDecodeError:
         return default
+
+
+def _too_deep(text: str) -> bool:
+    if text.count("[") + text.count("{") <= MAX_DEPTH:
+        return False
+    data = text.encode()
+    whole = np.zeros(1, "<u4"), np.array([len(data)], "<u4")
+    return bool(_WHOLE.text_bytes(data, *whole)[0] == MALFORMED)
 
 
 def _openinference(message: _Message, path: str, value: str) -> bool:
@@ -170,7 +182,8 @@ def _openinference(message: _Message, path: str, value: str) -> bool:
         message.answers = value
     elif head == "contents":
         number, _, leaf = rest.partition(".message_content.")
-        if not number.isdecimal() or leaf not in {
+        index = index_of(number)
+        if index is None or leaf not in {
             "type",
             "text",
             "image.image.url",
@@ -179,7 +192,7 @@ def _openinference(message: _Message, path: str, value: str) -> bool:
             "audio.url",
         }:
             return False
-        message.contents.setdefault(int(number), {})[leaf] = value
+        message.contents.setdefault(index, {})[leaf] = value
     elif head == "tool_calls":
         number, _, leaf = rest.partition(".tool_call.")
         return _call(message, number, leaf.removeprefix("function."), value)
@@ -210,9 +223,10 @@ def _openllmetry(message: _Message, path: str, value: str) -> bool:
 
 
 def _call(message: _Message, number: str, leaf: str, value: str) -> bool:
-    if not number.isdecimal() or leaf not in {"id", "name", "arguments"}:
+    index = index_of(number)
+    if index is None or leaf not in {"id", "name", "arguments"}:
         return False
-    message.calls.setdefault(int(number), {})[leaf] = value
+    message.calls.setdefault(index, {})[leaf] = value
     return True
 
 
@@ -345,5 +359,6 @@ def _entries(
     columns = ["row", "key_off", "key_len", "off", "len"]
     for at, (row, key_off, key_len, off, length) in enumerate(records[columns].tolist()):
         number, _, path = data[key_off : key_off + key_len].decode().removeprefix(way.prefix).partition(".")
-        if number.isascii() and number.isdecimal() and path.startswith(way.middle):
-            yield at, row, int(number), path.removeprefix(way.middle), data[off : off + length].decode()
+        index = index_of(number)
+        if index is not None and path.startswith(way.middle):
+            yield at, row, index, path.removeprefix(way.middle), data[off : off + length].decode()

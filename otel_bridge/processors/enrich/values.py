@@ -358,5 +358,14 @@ def as_texts(numbers: Numbers) -> Texts:
 
 def decoded(raw: bytes) -> bytes:
     """The UTF-8 that the inside of a JSON string stands for; a lone surrogate becomes U+FFFD."""
-    text: str = json.loads(b'"' + raw + b'"', strict=False)
+    text: str = json.loads(f'"{raw.decode()}"', strict=False)
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").encode()
+
+
+MOST_DIGITS = 20
+"""Of an index in a key; a longer one is no index, and would be costly to read."""
+
+
+def index_of(digits: str) -> int | None:
+    """A number in a key; None when it is none."""
+    return int(digits) if digits.isascii() and digits.isdecimal() and len(digits) <= MOST_DIGITS else None

@@ -9,6 +9,7 @@ import numpy as np
 
 from otel_bridge.columns import JsonPaths, Words
 from otel_bridge.processors.enrich import vocabulary
+from otel_bridge.processors.enrich.values import BYTES, STRING, where
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,8 +48,23 @@ class JsonColumn:
         if self._compiled is None:
             self._compiled = JsonPaths(self._paths)
         records = batch.column(self.slot)
-        records = records[is_json(batch, records)]
+        records = where(records, readable(batch, records) & is_json(batch, records))
         return records["row"], self._compiled.find(batch.data, records["off"], records["len"])
+
+
+def readable(batch: Batch, records: NDArray[np.void]) -> Mask:
+    """Which values are UTF-8: strings, and bytes that happen to be."""
+    types = records["type"]
+    texts: Mask = types == STRING
+    if not texts.all():
+        for at in np.flatnonzero(types == BYTES).tolist():
+            off, length = records[at]["off"], records[at]["len"]
+            try:
+                batch.text(off, length)
+            except UnicodeDecodeError:
+                continue
+            texts[at] = True
+    return texts
 
 
 def is_json(batch: Batch, records: NDArray[np.void]) -> Mask:

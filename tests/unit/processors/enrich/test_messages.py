@@ -100,3 +100,33 @@ def test_a_message_of_which_nothing_is_understood_does_not_lose_it():
     span = enriching(vocabulary={"originals": "remove"}).span(given)
     assert span["gen_ai.prompt.0.new_content.0"] == "hi"
     assert "gen_ai.input.messages" not in span
+
+
+@pytest.mark.parametrize("index", ["9" * 5000, "٣", "-1", ""])
+def test_an_index_that_is_none_is_left_alone(index):
+    given = {
+        f"gen_ai.prompt.{index}.content": "a",
+        f"gen_ai.completion.{index}.finish_reason": "stop",
+        f"llm.input_messages.{index}.message.content": "b",
+        f"llm.input_messages.0.message.contents.{index}.message_content.text": "c",
+        f"llm.input_messages.0.message.tool_calls.{index}.tool_call.id": "d",
+    }
+    span = enriching(vocabulary={"originals": "remove"}).span(given)
+    assert given.items() <= span.items()
+    assert "gen_ai.input.messages" not in span
+
+
+@pytest.mark.parametrize("depth", [100, 250, 900, 20_000])
+def test_arguments_of_any_depth_are_kept(depth):
+    arguments = "[" * depth + "]" * depth
+    span = enriching().span({"gen_ai.completion.0.tool_calls.0.arguments": arguments})
+    text = span["gen_ai.output.messages"]
+    assert arguments in text
+    assert (f'"{arguments}"' in text) is (depth > 128)
+
+
+def test_a_deep_prompt_is_text():
+    prompt = "[" * 5000
+    span = enriching().span({"gen_ai.prompt": prompt, "gen_ai.completion.0.content": prompt})
+    assert json.loads(span["gen_ai.input.messages"])[0]["parts"] == [{"type": "text", "content": prompt}]
+    assert span["llm.prompt.len"] == 5000

@@ -69,6 +69,24 @@ def test_spellings_of_sources(attributes):
     assert enriching().span(attributes)[MODEL] == "m"
 
 
+def test_a_body_in_bytes_is_read_where_it_is_text():
+    assert enriching().span({"http.request.body": BODY.encode()})[MODEL] == "from-body"
+    broken = b'{"model":"\xff","messages":[{"content":"abc"}]}'
+    span = enriching().span({"http.request.body": broken})
+    assert MODEL not in span
+    assert span["llm.prompt.len"] == 3
+
+
+def test_a_model_with_odd_escapes():
+    for raw, model in (
+        ("\\u0000\\/a", "\0/a"),
+        ("\0\\n", "\0\n"),
+        ("\\ud83d", "\ufffd"),
+        ("\\ud83d\\ude00", "😀"),
+    ):
+        assert enriching().span({"http.request.body": f'{{"model":"{raw}"}}'})[MODEL] == model
+
+
 def test_explanation_is_off_by_default():
     assert SOURCE not in enriching().span(ALL)
 
