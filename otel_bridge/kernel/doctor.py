@@ -1,0 +1,51 @@
+"""The preflight report for people."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from otel_bridge.kernel.preflight import Report, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from otel_bridge.kernel.preflight import Finding
+
+_STYLES = {
+    Verdict.OK: "green",
+    Verdict.PARTIAL: "yellow",
+    Verdict.MISSING: "bold red",
+    Verdict.OPTIONAL: "dim",
+    Verdict.OFF: "dim",
+}
+
+
+def render(report: Report) -> Group:
+    """Two tables: what the probes stand on, and the probes; misses with what mends them."""
+    return Group(
+        _table("What the probes stand on", "needed for", report.machine),
+        _table("Probes", "gives", report.probes),
+    )
+
+
+def _table(title: str, purpose: str, findings: Iterable[Finding]) -> Table:
+    table = Table(title=title, title_justify="left", expand=True)
+    table.add_column("")
+    table.add_column("verdict")
+    table.add_column("found", overflow="fold", ratio=3)
+    table.add_column(purpose, overflow="fold", ratio=3)
+    table.add_column("mend", overflow="fold", ratio=3)
+    for finding in findings:
+        # Text, not markup: paths and messages may hold brackets.
+        table.add_row(
+            finding.subject,
+            Text(finding.verdict.value, _STYLES[finding.verdict]),
+            Text(finding.found),
+            Text(finding.needed),
+            Text(finding.mend),
+        )
+    return table

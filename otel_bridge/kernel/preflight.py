@@ -1,0 +1,353 @@
+"""What this machine lets the probes do, and what would mend the rest.
+
+`survey` looks at the machine, `judge` draws conclusions from what was seen: data in, data out.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from otel_bridge.kernel import privileges
+from otel_bridge.kernel.discovery import PROC, mapped_files
+from otel_bridge.kernel.libbpf import LibbpfError, Library
+from otel_bridge.kernel.loader import BUILD_COMMAND, choose, object_path
+from otel_bridge.kernel.probes import PROBES, is_wanted, tls
+
+if TYPE_CHECKING:
+    from otel_bridge.kernel.config import KernelConfig
+    from otel_bridge.kernel.probes.base import Probe
+
+MINIMUM_KERNEL = (5, 12)
+"""Compare-and-exchange in programs; task storage and the current task in tracing programs came before."""
+
+_DIST_PACKAGES = Path("/usr/lib/python3/dist-packages")
+_INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # include/linux/proc_ns.h: PROC_PID_INIT_INO
+
+
+class Verdict(Enum):
+    """How it stands with one thing."""
+
+    OK = "ok"
+    PARTIAL = "partial"
+    MISSING = "missing"
+    OPTIONAL = "optional"  # missing, and only some things want it
+    OFF = "off"  # by configuration
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report.
+
+    Attributes:
+        subject: what was looked at.
+        verdict: how it stands.
+        found: what there is.
+        needed: what there should be, and what for.
+        mend: the command that mends it; empty when nothing needs mending.
+    """
+
+    subject: str
+    verdict: Verdict
+    found: str
+    needed: str
+    mend: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What was seen.
+
+    Attributes:
+        release: of the kernel, as `uname -r` says it.
+        btf: the kernel tells its types.
+        tracefs: where it is mounted; empty when nowhere.
+        bpffs: the same.
+        capabilities: numbers of those held.
+        libbpf: its version; empty when it cannot be used.
+        libbpf_error: why it cannot.
+        bcc: its version; empty when it is not there.
+        nvml: the NVIDIA driver's library is there.
+        initial_pid_namespace: processes have the same numbers here as in the kernel.
+        tracepoints: of all that the probes ask for, which there are; empty when that cannot be told.
+        objects: names of the probes whose object is built.
+        libssl: the libraries that running processes have mapped.
+        unreadable: processes that could not be looked into.
+    """
+
+    release: str
+    btf: bool = True
+    tracefs: str = ""
+    bpffs: str = ""
+    capabilities: frozenset[int] = frozenset()
+    libbpf: str = ""
+    libbpf_error: str = ""
+    bcc: str = ""
+    nvml: bool = False
+    initial_pid_namespace: bool = True
+    tracepoints: dict[str, bool] = field(default_factory=dict)
+    objects: frozenset[str] = frozenset()
+    libssl: tuple[str, ...] = ()
+    unreadable: int = 0
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """Major and minor version of the kernel."""
+        match = re.match(r"(\d+)\.(\d+)", self.release)
+        return (int(match[1]), int(match[2])) if match else (0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What `otel-bridge doctor` tells about the kernel.
+
+    Attributes:
+        machine: one finding for each thing that probes stand on.
+        probes: one finding for each probe.
+    """
+
+    machine: tuple[Finding, ...]
+    probes: tuple[Finding, ...]
+
+    @property
+    def ready(self) -> bool:
+        """Whether every probe that is wanted can work, if perhaps in part."""
+        return all(finding.verdict is not Verdict.MISSING for finding in self.probes)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report for `--json`."""
+
+        def plain(finding: Finding) -> dict[str, str]:
+            return {**asdict(finding), "verdict": finding.verdict.value}
+
+        return {
+            "ready": self.ready,
+            "machine": [plain(finding) for finding in self.machine],
+            "probes": [plain(finding) for finding in self.probes],
+        }
+
+
+# Looking
+
+
+def survey(proc: Path = PROC) -> Machine:
+    """Look at this machine; needs no privileges, and sees less without them."""
+    version, error, tracepoints = _libbpf()
+    libssl, unreadable = _libssl(proc)
+    return Machine(
+        release=os.uname().release,
+        btf=Path("/sys/kernel/btf/vmlinux").exists(),
+        tracefs=_mounted("tracefs", proc),
+        bpffs=_mounted("bpf", proc),
+        capabilities=privileges.effective(),
+        libbpf=version,
+        libbpf_error=error,
+        bcc=bcc_version(_DIST_PACKAGES),
+        nvml=_loads("libnvidia-ml.so.1"),
+        initial_pid_namespace=(proc / "self/ns/pid").stat().st_ino == _INITIAL_PID_NAMESPACE,
+        tracepoints=tracepoints,
+        objects=frozenset(probe.name for probe in PROBES if object_path(probe).exists()),
+        libssl=libssl,
+        unreadable=unreadable,
+    )
+
+
+def _libbpf() -> tuple[str, str, dict[str, bool]]:
+    try:
+        library = Library()
+    except LibbpfError as error:
+        return "", str(error), {}
+    names = sorted({program.tracepoint for probe in PROBES for program in probe.programs})
+    try:
+        return library.version, "", library.kernel_tracepoints(names)
+    except LibbpfError:  # no BTF, which is a finding of its own
+        return library.version, "", {}
+
+
+def _mounted(kind: str, proc: Path) -> str:
+    for line in (proc / "self/mountinfo").read_text().splitlines():
+        before, _, after = line.partition(" - ")
+        if after.split(" ", 1)[0] == kind:
+            return before.split()[4]
+    return ""
+
+
+def bcc_version(directory: Path) -> str:
+    """The version of BCC's Python module, from the system's packages: the index's "bcc" is something else."""
+    try:
+        text = (directory / "bcc" / "version.py").read_text()
+    except OSError:
+        return ""
+    match = re.search(r"""__version__\s*=\s*['"]([^'"]+)""", text)
+    return match[1] if match else "unknown version"
+
+
+def _loads(name: str) -> bool:
+    try:
+        ctypes.CDLL(name)
+    except OSError:
+        return False
+    return True
+
+
+def _libssl(proc: Path) -> tuple[tuple[str, ...], int]:
+    pattern = re.compile(tls.PROBE.library)
+    found: set[str] = set()
+    unreadable = 0
+    for directory in proc.iterdir():
+        if not directory.name.isdigit():
+            continue
+        if not os.access(directory / "maps", os.R_OK):
+            unreadable += 1
+        found.update(
+            file.path
+            for file in mapped_files(int(directory.name), proc)
+            if pattern.fullmatch(file.path.rpartition("/")[2].removesuffix(" (deleted)"))
+        )
+    return tuple(sorted(found)), unreadable
+
+
+# Judging
+
+
+def judge(machine: Machine, config: KernelConfig) -> Report:
+    """What a machine's state means for the probes of a configuration."""
+    return Report(
+        tuple(_machine_findings(machine)), tuple(_probe_finding(probe, machine, config) for probe in PROBES)
+    )
+
+
+def _machine_findings(machine: Machine) -> list[Finding]:
+    new_enough = machine.version >= MINIMUM_KERNEL
+    needed = ".".join(map(str, MINIMUM_KERNEL))
+    return [
+        Finding(
+            "kernel",
+            Verdict.OK if new_enough else Verdict.MISSING,
+            machine.release,
+            f"{needed} or later; 6.3 to find spans through sockets",
+            "" if new_enough else "boot a kernel of the distribution's next release",
+        ),
+        Finding(
+            "BTF",
+            Verdict.OK if machine.btf else Verdict.MISSING,
+            "/sys/kernel/btf/vmlinux" if machine.btf else "none",
+            "the kernel's own types, so that objects fit every kernel",
+            "" if machine.btf else "boot a kernel with CONFIG_DEBUG_INFO_BTF=y",
+        ),
+        _library(machine),
+        *(_capability(need, machine.capabilities) for need in privileges.NEEDS),
+        Finding(
+            "pid namespace",
+            Verdict.OK if machine.initial_pid_namespace else Verdict.MISSING,
+            "the initial one" if machine.initial_pid_namespace else "a nested one",
+            "processes numbered as the kernel numbers them",
+            "" if machine.initial_pid_namespace else "set hostPID: true (Kubernetes), --pid=host (docker)",
+        ),
+        _mount("tracefs", machine.tracefs, "/sys/kernel/tracing", "tools beside the probes"),
+        _mount("bpf", machine.bpffs, "/sys/fs/bpf", "pinned maps: the gate, other agents' contexts"),
+        Finding(
+            "BCC",
+            Verdict.OK if machine.bcc else Verdict.OPTIONAL,
+            machine.bcc or "none",
+            "kernels without BTF only",
+            "" if machine.bcc else "apt-get install python3-bpfcc linux-headers-$(uname -r)",
+        ),
+        Finding(
+            "NVML",
+            Verdict.OK if machine.nvml else Verdict.OPTIONAL,
+            "libnvidia-ml.so.1" if machine.nvml else "none",
+            "GPU metrics",
+            "" if machine.nvml else "apt-get install nvidia-driver (on a machine with an NVIDIA GPU)",
+        ),
+        Finding(
+            "libssl",
+            Verdict.OK if machine.libssl else Verdict.OPTIONAL,
+            ", ".join(machine.libssl) or "no running process uses it",
+            "TLS handshakes; processes with OpenSSL linked in statically are not covered",
+        ),
+        Finding(
+            "processes",
+            Verdict.PARTIAL if machine.unreadable else Verdict.OK,
+            f"{machine.unreadable} cannot be looked into" if machine.unreadable else "all can be looked into",
+            "finding where threads keep their span",
+            f"sudo setcap {_SETCAP} $(readlink -f $(command -v python3))" if machine.unreadable else "",
+        ),
+    ]
+
+
+_SETCAP = ",".join(privileges.name_of(need.capability).lower() for need in privileges.NEEDS) + "+ep"
+
+
+def _library(machine: Machine) -> Finding:
+    if machine.libbpf:
+        return Finding("libbpf", Verdict.OK, machine.libbpf, "1.0 or later")
+    return Finding("libbpf", Verdict.MISSING, machine.libbpf_error, "1.0 or later", "apt-get install libbpf1")
+
+
+def _capability(need: privileges.Need, held: frozenset[int]) -> Finding:
+    name = privileges.name_of(need.capability)
+    purpose = "; then ".join(part for part in (need.loading, need.reading) if part)
+    if need.capability in held:
+        return Finding(name, Verdict.OK, "held", purpose)
+    if need.instead is not None and need.instead in held:
+        return Finding(name, Verdict.OK, f"{privileges.name_of(need.instead)} instead", purpose)
+    essential = need.capability in (privileges.Capability.BPF, privileges.Capability.PERFMON)
+    return Finding(
+        name,
+        Verdict.MISSING if essential else Verdict.OPTIONAL,
+        "not held",
+        purpose,
+        f"run as root, or in the systemd unit: AmbientCapabilities={name}",
+    )
+
+
+def _mount(kind: str, found: str, usual: str, purpose: str) -> Finding:
+    subject = {"bpf": "bpffs"}.get(kind, kind)
+    if found:
+        return Finding(subject, Verdict.OK, found, purpose)
+    return Finding(subject, Verdict.OPTIONAL, "not mounted", purpose, f"mount -t {kind} {kind} {usual}")
+
+
+def _probe_finding(probe: Probe, machine: Machine, config: KernelConfig) -> Finding:
+    if config.mode == "off":
+        return Finding(probe.name, Verdict.OFF, "kernel.mode: off", probe.gives, "kernel.mode: auto")
+    if not is_wanted(probe, config.probes):
+        off = f"kernel.probes.{probe.name}.enabled"
+        return Finding(probe.name, Verdict.OFF, f"{off}: false", probe.gives, f"{off}: true")
+    for finding in _machine_findings(machine):
+        if finding.verdict is Verdict.MISSING:
+            found = f"{finding.subject}: {finding.found}"
+            return Finding(probe.name, Verdict.MISSING, found, probe.gives, finding.mend)
+    if probe.name not in machine.objects:
+        return Finding(
+            probe.name, Verdict.MISSING, f"{probe.name}.bpf.o is not built", probe.gives, BUILD_COMMAND
+        )
+    return _by_tracepoints(probe, machine)
+
+
+def _by_tracepoints(probe: Probe, machine: Machine) -> Finding:
+    known = {program.tracepoint: False for program in probe.programs} | machine.tracepoints
+    chosen, missing = choose(probe.programs, known)
+    lacking = "; ".join(
+        f"no {program.tracepoint} (Linux {program.since}): without {program.gives}" for program in missing
+    )
+    upgrade = f"boot Linux {max((p.since for p in missing), key=_version, default='')} or later"
+    if probe.programs and not chosen:
+        return Finding(probe.name, Verdict.MISSING, lacking, probe.gives, upgrade)
+    stand_ins = "; ".join(
+        f"by {program.tracepoint}: {program.gives}" for program in chosen if program.stands_in_for
+    )
+    if lacking or stand_ins:
+        found = "; ".join(part for part in (lacking, stand_ins) if part)
+        return Finding(probe.name, Verdict.PARTIAL, found, probe.gives, upgrade if lacking else "")
+    return Finding(probe.name, Verdict.OK, "all its tracepoints", probe.gives)
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split("."))

@@ -1,0 +1,159 @@
+"""What a machine's state means, machine by machine; and what this one says."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from otel_bridge.kernel.config import KernelConfig
+from otel_bridge.kernel.doctor import render
+from otel_bridge.kernel.preflight import Machine, Verdict, bcc_version, judge, survey
+from otel_bridge.kernel.privileges import Capability
+from otel_bridge.kernel.probes import PROBES
+
+ALL_TRACEPOINTS = {program.tracepoint: True for probe in PROBES for program in probe.programs}
+GOOD = Machine(
+    release="6.18.44-cloud",
+    tracefs="/sys/kernel/tracing",
+    bpffs="/sys/fs/bpf",
+    capabilities=frozenset(Capability),
+    libbpf="v1.1",
+    bcc="0.26.0",
+    nvml=True,
+    tracepoints=ALL_TRACEPOINTS,
+    objects=frozenset(probe.name for probe in PROBES),
+    libssl=("/usr/lib/libssl.so.3",),
+)
+
+
+def findings(machine, **config):
+    """The report's lines by their subject."""
+    report = judge(machine, KernelConfig.model_validate(config))
+    return {finding.subject: finding for finding in (*report.machine, *report.probes)}
+
+
+def test_where_all_is_there_all_is_well():
+    """Nothing to mend."""
+    report = judge(GOOD, KernelConfig())
+    assert report.ready
+    assert {finding.verdict for finding in (*report.machine, *report.probes)} == {Verdict.OK}
+    assert not any(finding.mend for finding in (*report.machine, *report.probes))
+
+
+@pytest.mark.parametrize(
+    ("lacking", "subject", "mend"),
+    [
+        ({"release": "5.4.0-generic"}, "kernel", "next release"),
+        ({"btf": False}, "BTF", "CONFIG_DEBUG_INFO_BTF=y"),
+        ({"libbpf": "", "libbpf_error": "no such file"}, "libbpf", "apt-get install libbpf1"),
+        ({"initial_pid_namespace": False}, "pid namespace", "hostPID: true"),
+        ({"capabilities": frozenset()}, "CAP_BPF", "AmbientCapabilities=CAP_BPF"),
+    ],
+)
+def test_what_every_probe_needs_stops_every_probe_and_says_what_mends_it(lacking, subject, mend):
+    """The reason stands with the thing and with each probe."""
+    found = findings(replace(GOOD, **lacking))
+    assert found[subject].verdict is Verdict.MISSING
+    assert mend in found[subject].mend
+    for probe in PROBES:
+        assert found[probe.name].verdict is Verdict.MISSING
+        assert found[probe.name].mend
+
+
+@pytest.mark.parametrize(
+    ("lacking", "subject", "mend"),
+    [
+        ({"tracefs": ""}, "tracefs", "mount -t tracefs tracefs /sys/kernel/tracing"),
+        ({"bpffs": ""}, "bpffs", "mount -t bpf bpf /sys/fs/bpf"),
+        ({"bcc": ""}, "BCC", "apt-get install python3-bpfcc linux-headers-$(uname -r)"),
+        ({"nvml": False}, "NVML", "nvidia-driver"),
+        ({"libssl": ()}, "libssl", ""),
+        ({"unreadable": 3}, "processes", "setcap cap_bpf,"),
+    ],
+)
+def test_what_only_some_need_stops_nothing(lacking, subject, mend):
+    """It is told all the same."""
+    machine = replace(GOOD, **lacking)
+    assert judge(machine, KernelConfig()).ready
+    finding = findings(machine)[subject]
+    assert finding.verdict in (Verdict.OPTIONAL, Verdict.PARTIAL)
+    assert mend in finding.mend
+
+
+def test_the_all_powerful_capability_does_instead():
+    """Kernels and runtimes that know only CAP_SYS_ADMIN."""
+    held = frozenset({Capability.SYS_ADMIN, Capability.SYS_PTRACE, Capability.DAC_READ_SEARCH})
+    found = findings(replace(GOOD, capabilities=held))
+    assert found["CAP_BPF"].verdict is Verdict.OK
+    assert found["CAP_BPF"].found == "CAP_SYS_ADMIN instead"
+    assert found["tcp"].verdict is Verdict.OK
+
+
+def test_an_older_kernel_does_in_part():
+    """Sockets are not stamped, block I/O by what there is; the version that brings the rest is named."""
+    gone = {"sock_send_length": False, "sock_recv_length": False, "block_io_start": False}
+    found = findings(replace(GOOD, release="5.15.0", tracepoints=ALL_TRACEPOINTS | gone))
+    assert found["socket"].verdict is Verdict.MISSING
+    assert found["socket"].mend == "boot Linux 6.3 or later"
+    assert found["block"].verdict is Verdict.PARTIAL
+    assert "block_rq_issue" in found["block"].found
+    assert found["tcp"].verdict is Verdict.OK
+
+
+def test_an_object_that_is_not_built_is_named():
+    """With what builds it."""
+    found = findings(replace(GOOD, objects=GOOD.objects - {"tls"}))
+    assert (found["tls"].verdict, found["tls"].mend) == (Verdict.MISSING, "make -C bpf")
+    assert found["tcp"].verdict is Verdict.OK
+
+
+def test_what_is_switched_off_is_not_missed():
+    """By probe, or all."""
+    found = findings(GOOD, probes={"tcp": {"enabled": False}})
+    assert found["tcp"].verdict is found["socket"].verdict is Verdict.OFF
+    assert {findings(GOOD, mode="off")[probe.name].verdict for probe in PROBES} == {Verdict.OFF}
+
+
+def test_the_report_is_json():
+    """For scripts."""
+    document = json.loads(json.dumps(judge(GOOD, KernelConfig()).as_dict()))
+    assert document["ready"] is True
+    assert [probe["subject"] for probe in document["probes"]] == [probe.name for probe in PROBES]
+    assert {"subject", "verdict", "found", "needed", "mend"} == document["machine"][0].keys()
+
+
+def test_the_table_shows_every_finding_and_its_mend():
+    """Brackets in what was found are shown, not taken for markup."""
+    machine = replace(GOOD, libbpf="", libbpf_error="[bold]no[/bold] such file")
+    console = Console(width=400, record=True, file=open(os.devnull, "w"))  # noqa: SIM115, PTH123
+    console.print(render(judge(machine, KernelConfig())))
+    text = console.export_text()
+    console.file.close()
+    assert "[bold]no[/bold] such file" in text
+    assert "apt-get install libbpf1" in text
+    for probe in PROBES:
+        assert probe.gives in text
+
+
+def test_the_system_s_bcc_is_found_by_its_own_word(tmp_path):
+    """Debian's module, from whatever environment this runs in."""
+    (tmp_path / "bcc").mkdir()
+    assert bcc_version(tmp_path) == ""
+    (tmp_path / "bcc" / "version.py").write_text("__version__ = '0.26.0'\n")
+    assert bcc_version(tmp_path) == "0.26.0"
+
+
+def test_this_machine_can_be_surveyed_without_privileges():
+    """Whatever there is: no exception, and what is certain is right."""
+    machine = survey()
+    assert machine.release == os.uname().release
+    assert machine.version >= (2, 6)
+    report = judge(machine, KernelConfig())
+    for finding in (*report.machine, *report.probes):
+        assert finding.found
+        if finding.verdict is Verdict.MISSING:
+            assert finding.mend
