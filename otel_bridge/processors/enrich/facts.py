@@ -394,6 +394,7 @@ class OperationStep(WordStep):
         self._landmarks = landmarks
         self._prompts = plan.want("llm.prompts.", prefix=True)
         self._request_id = plan.want(vocabulary.REQUEST_ID)
+        landmarks.mark(self._request_id)
         self._calls = Words(("LLM",))
         self._prefixes = _Spellings(vocabulary.REQUEST_ID_PREFIXES, self.names, "prefix")
         self._endpoints = _Spellings(vocabulary.ENDPOINTS, self.names, "path_end")
