@@ -239,7 +239,7 @@ class LineageConfig(_Model):
         65_536,
         ge=2,
         le=16_777_216,
-        description="Spans remembered for later ones, about 100 bytes each; the oldest are forgotten.",
+        description="Spans remembered for later ones, up to 170 bytes each; the oldest are forgotten.",
     )
 
 
