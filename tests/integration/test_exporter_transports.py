@@ -355,24 +355,25 @@ def certificates(tmp_path_factory):
         subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
 
     openssl(
-        "req",
-        "-x509",
-        "-newkey",
-        "rsa:2048",
-        "-nodes",
-        "-keyout",
-        "ca.key",
-        "-out",
-        "ca.pem",
-        "-subj",
-        "/CN=ca",
+        *[
+            "req",
+            "-x509",
+            "-newkey",
+            "rsa:2048",
+            "-nodes",
+            "-keyout",
+            "ca.key",
+            "-out",
+            "ca.pem",
+            "-subj",
+            "/CN=ca",
+        ]
     )
     for name in ("server", "client"):
         (folder / f"{name}.ext").write_text("subjectAltName=DNS:collector.test\n")
-        openssl("req", "-newkey", "rsa:2048", "-nodes", "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj",
-                f"/CN={name}")  # fmt: skip
-        openssl("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-out", f"{name}.pem",
-                "-extfile", f"{name}.ext", "-days", "2")  # fmt: skip
+        openssl(*f"req -newkey rsa:2048 -nodes -keyout {name}.key -out {name}.csr -subj /CN={name}".split())
+        signed = f"x509 -req -in {name}.csr -CA ca.pem -CAkey ca.key -out {name}.pem -extfile {name}.ext"
+        openssl(*signed.split(), "-days", "2")
     return folder
 
 

@@ -150,7 +150,7 @@ class GrpcExporterConfig(ExporterConfig):
         description='"host:port"; plain text on loopback, TLS elsewhere.',
     )
     compression: Literal["auto", "gzip", "none"] = Field(
-        default="auto", description="auto: none to this machine, gzip to others (about 15 ms of CPU a MB)."
+        default="auto", description="auto: none to this machine, gzip to others (about 36 ms of CPU a MB)."
     )
     keepalive: KeepaliveConfig = Field(default=KeepaliveConfig(), description="HTTP/2 pings.")
 

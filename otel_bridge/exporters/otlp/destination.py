@@ -14,7 +14,7 @@ from otel_bridge import catalog
 from otel_bridge.errors import BridgeError, RetryableError
 from otel_bridge.exporters.otlp.answer import Delivered, Failed
 from otel_bridge.exporters.otlp.queue import Alarm, Item, MemoryQueue
-from otel_bridge.exporters.otlp.retry import Health, RetryPolicy
+from otel_bridge.exporters.otlp.retry import Health, RetryPolicy, Suspects
 from otel_bridge.exporters.otlp.split import Part, split
 from otel_bridge.model import Signal
 
@@ -132,7 +132,9 @@ class Destination:
         self._draw = draw
         self._disk = disk
         self._disk_paused_until = 0.0
-        self._health = Health(RetryPolicy(config.retry_on_failure, draw))
+        policy = RetryPolicy(config.retry_on_failure, draw)
+        self._health = Health(policy)
+        self._suspects = Suspects(policy)
         self._limit = SizeLimit(config.max_request_size, clock)
         self._queue = MemoryQueue()
         self._order = itertools.count()
@@ -146,6 +148,7 @@ class Destination:
         self._tasks: set[asyncio.Task[None]] = set()
         self._memory_bytes = 0
         self._reserved = 0
+        self._draining = False
         self._closing = False
         self._drained: asyncio.Future[None] | None = None
         self._throttle = Throttle(clock)
@@ -179,7 +182,7 @@ class Destination:
         capacity.labels(name, "memory").set(self._queue_config.queue_size)
         sizes.labels(name, "disk").set_function(lambda: self._disk.bytes if self._disk else 0)
         requests.labels(name, "disk").set_function(lambda: self._disk.requests if self._disk else 0)
-        capacity.labels(name, "disk").set(self._disk.max_size if self._disk else 0)
+        capacity.labels(name, "disk").set_function(lambda: self._disk.max_size if self._disk else 0)
 
     # What the exporter calls.
 
@@ -235,7 +238,8 @@ class Destination:
 
     async def stop(self, deadline: float) -> None:
         """Deliver what is in memory, put the rest on disk, close; within `deadline` seconds."""
-        if self._memory_bytes:
+        self._draining = True
+        if self._busy:
             self._drained = asyncio.get_running_loop().create_future()
             alarm = Alarm(self._clock, self._stop_draining)
             alarm.set(self._clock.monotonic() + deadline * DRAIN_SHARE)
@@ -334,8 +338,7 @@ class Destination:
         if item.done:
             self._disk.done([item.record])
         elif not item.held:
-            self._uncount(item)
-            self._disk.untake([item.record])
+            self._give_back([item])
         self._pump()
 
     def _disk_failed(self, error: BaseException) -> None:
@@ -355,7 +358,7 @@ class Destination:
         now = self._clock.monotonic()
         allowed = self._health.allowed(self._queue_config.num_consumers, now)
         while self._running < allowed:
-            if self._disk is not None and self._disk.waiting and now >= self._take_at:
+            if self._disk_has_work(now):
                 if not self._taking:
                     self._taking = True
                     self._run(self._work_from_disk())
@@ -384,11 +387,20 @@ class Destination:
         self._tasks.discard(task)
         self._running -= 1
         self._pump()
+        if not self._busy:
+            self._stop_draining()
+
+    def _disk_has_work(self, now: float) -> bool:
+        # While stopping, what is on disk is safe there.
+        return (
+            self._disk is not None and self._disk.waiting > 0 and now >= self._take_at and not self._draining
+        )
 
     async def _work_from_disk(self) -> None:
         assert self._disk is not None
         try:
-            records = await self._disk.take(self._batch_size)
+            resting = self._suspects.resting(self._clock.monotonic())
+            records = await self._disk.take(self._batch_size, skip=resting, alone=self._suspects.known)
         except BridgeError as error:
             records = []
             self._disk_failed(error)
@@ -463,7 +475,7 @@ class Destination:
                 self._drop(item.signal, part, "oversize", f"{len(part.payload)} bytes, the limit is {limit}")
                 parts.popleft()
                 continue
-            answer = await self._try(item.signal, part)
+            answer = await self._try(item.signal, part, item.record)
             if isinstance(answer, Failed):
                 if answer.retryable:
                     return False
@@ -482,7 +494,7 @@ class Destination:
         self._finish(item)
         return True
 
-    async def _try(self, signal: Signal, part: Part) -> Answer:
+    async def _try(self, signal: Signal, part: Part, record: int | None = None) -> Answer:
         started, era = self._clock.monotonic(), self._health.era
         answer = await self._sender.send(signal, part.payload)
         now = self._clock.monotonic()
@@ -491,12 +503,15 @@ class Destination:
             if self._health.down and self._throttle.due("up") is not None:
                 self._log.info("the destination takes requests again")
             self._health.succeeded()
+            self._suspects.delivered(record)
             self._limit.delivered(len(part.payload))
             self._delivered(signal, part, answer)
             return answer
         self._failures.labels(self.name, signal.value, answer.code).inc()
         if answer.retryable:
-            self._health.failed(era, now, answer.retry_after)
+            suspected = answer.doubtful and record is not None and self._suspects.failed(record, now)
+            if not suspected:
+                self._health.failed(era, now, answer.retry_after)
             left_out = self._throttle.due("down")
             if left_out is not None:
                 self._log.warning(
@@ -594,8 +609,12 @@ class Destination:
             self._memory_bytes -= len(item.payload)
             # Those that hold the item for its deadline must not hold its bytes too.
             item.payload = b""
-            if not self._memory_bytes:
+            if not self._busy:
                 self._stop_draining()
+
+    @property
+    def _busy(self) -> bool:
+        return bool(self._memory_bytes or self._tasks)
 
     def _stop_draining(self) -> None:
         if self._drained is not None and not self._drained.done():

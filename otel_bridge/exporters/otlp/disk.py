@@ -107,9 +107,11 @@ class DiskQueue:
             self._to_come += 1
         return self._submit("append", Append(signal, payload, items, received_ns, taken))
 
-    def take(self, limit: int) -> asyncio.Future[list[Record]]:
+    def take(
+        self, limit: int, *, skip: frozenset[int] = frozenset(), alone: frozenset[int] = frozenset()
+    ) -> asyncio.Future[list[Record]]:
         """The oldest requests, see `Store.take`."""
-        return self._submit("take", limit)
+        return self._submit("take", (limit, skip, alone))
 
     def untake(self, numbers: list[int]) -> asyncio.Future[None]:
         """Put requests back."""
@@ -167,7 +169,7 @@ class DiskQueue:
     def _do(self, job: _Job) -> Any:
         match job.kind:
             case "take":
-                return self._store.take(job.argument)
+                return self._store.take(*job.argument)
             case "untake":
                 return self._store.untake(job.argument)
             case "done":

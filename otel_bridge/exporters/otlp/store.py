@@ -243,15 +243,19 @@ class Store:
             at = len(results)
         return results
 
-    def take(self, limit: int) -> list[Record]:
+    def take(
+        self, limit: int, skip: frozenset[int] = frozenset(), alone: frozenset[int] = frozenset()
+    ) -> list[Record]:
         """The oldest requests that nobody has in hand: of one signal, up to `limit` bytes, or a larger one.
+
+        Those in `skip` are left out; one in `alone` is not given out together with others.
 
         Raises:
             DiskError: the disk cannot be read.
         """
         try:
             while True:
-                chosen = self._choose(limit)
+                chosen = self._choose(limit, skip, alone)
                 if not chosen:
                     return []
                 records = [record for number in chosen if (record := self._read(number)) is not None]
@@ -319,7 +323,9 @@ class Store:
         text = str(error)
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         number = error.errno if isinstance(error, OSError) else None
-        if code == sqlite3.SQLITE_FULL or number in {28, 122}:  # ENOSPC, EDQUOT
+        if code in {_CORRUPT, _NOT_A_DATABASE}:
+            mend = "restart the service: it mends its files when it starts"
+        elif code == sqlite3.SQLITE_FULL or number in {28, 122}:  # ENOSPC, EDQUOT
             mend = f"free space on its file system: df -h {where}"
         elif code in {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM} or number in {
             13,
@@ -387,24 +393,38 @@ class Store:
         assert self._index is not None
         for _ in range(2):
             try:
-                self._index.execute("BEGIN")
-                rows = self._segment(first).execute(
-                    "SELECT number, signal, items, received_ns, length(payload) FROM record WHERE number > ?",
-                    (after,),
-                )
-                self._index.executemany("INSERT OR IGNORE INTO pending VALUES (?, ?, ?, ?, ?)", rows)
-                self._index.execute(
-                    "UPDATE known SET last = max(last, coalesce((SELECT max(number) FROM pending), 0))"
-                )
-                self._index.execute("COMMIT")
+                self._copy_rows(first, after)
             except sqlite3.DatabaseError as error:
-                if self._index.in_transaction:
-                    self._index.execute("ROLLBACK")
                 if not _damaged(error) or first in self._repaired:
                     raise
                 self._repair(first, known=False)
             else:
                 return
+
+    def _copy_rows(self, first: int, after: int) -> None:
+        """From a segment to the index, without a row passing through Python."""
+        assert self._index is not None
+        connection = self._connections.pop(first, None)
+        if connection is not None:
+            connection.close()
+        self._index.execute("ATTACH ? AS segment", (str(self._path(first)),))
+        try:
+            self._index.execute("BEGIN")
+            self._index.execute(
+                "INSERT OR IGNORE INTO pending SELECT number, signal, items, received_ns, length(payload) "
+                "FROM segment.record WHERE number > ?",
+                (after,),
+            )
+            self._index.execute(
+                "UPDATE known SET last = max(last, coalesce((SELECT max(number) FROM pending), 0))"
+            )
+            self._index.execute("COMMIT")
+        except sqlite3.Error:
+            if self._index.in_transaction:
+                self._index.execute("ROLLBACK")
+            raise
+        finally:
+            self._index.execute("DETACH segment")
 
     def _reconcile(self) -> None:
         """Agree with the segments: rows that the index does not know, rows without a file, empty files."""
@@ -634,25 +654,32 @@ class Store:
 
     # Reading, and damage.
 
-    def _choose(self, limit: int) -> list[int]:
-        """Numbers of the oldest requests that nobody has, of one signal, up to `limit` bytes."""
+    def _choose(self, limit: int, skip: frozenset[int], alone: frozenset[int]) -> list[int]:
+        """Numbers of the oldest requests that may be given out together."""
         assert self._index is not None
         chosen: list[int] = []
         size = 0
         first_signal = None
+        skipped = False
         rows = self._index.execute(
             "SELECT number, signal, size FROM pending WHERE number > ? ORDER BY number", (self._cursor,)
         )
         for number, signal, request_size in rows:
+            if number in skip:
+                skipped = True
+                continue
             if number in self._taken or number in self._delivered:
-                if not chosen:
+                if not (chosen or skipped):
                     self._cursor = number
                 continue
             size += request_size
-            if chosen and (size > limit or signal != first_signal or len(chosen) == MOST_JOINED):
+            full = size > limit or len(chosen) == MOST_JOINED
+            if chosen and (full or signal != first_signal or number in alone):
                 break
             first_signal = signal
             chosen.append(number)
+            if number in alone:
+                break
         rows.close()
         return chosen
 

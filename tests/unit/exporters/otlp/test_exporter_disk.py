@@ -339,3 +339,27 @@ async def test_throttling_holds_for_what_is_on_disk(clock, storage, tmp_path):
     await until(lambda: not files(tmp_path))
     assert len(sender.tried) == 2
     await exporter.stop(1.0)
+
+
+async def test_one_request_that_always_runs_into_the_timeout_does_not_stop_the_others(
+    clock, storage, tmp_path
+):
+    timeout = Failed("DEADLINE_EXCEEDED", "", retryable=True, doubtful=True)
+    sender = FakeSender(lambda _, payload: timeout if b"poison" in payload else Delivered())
+    exporter = make_exporter(sender, clock=clock, directory=tmp_path, storage=storage)
+    await exporter.start()
+    await send(exporter, b"poison")
+    for number in range(20):
+        await send(exporter, b"%d" % number)
+    disk = exporter._destinations[0]._disk
+    for _ in range(60):
+        await clock.advance(1)
+        await asyncio.wait_for(disk.untake([]), 10)
+    assert b"".join(sender.delivered) == b"".join(b"%d" % number for number in range(20))
+    assert disk.requests == 1
+    sender.answer = Delivered()
+    for _ in range(60):
+        await clock.advance(1)
+        await asyncio.wait_for(disk.untake([]), 10)
+    assert sender.delivered[-1] == b"poison", "no age gives it up"
+    await exporter.stop(1.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from otel_bridge.exporters.otlp.config import RetryConfig
-from otel_bridge.exporters.otlp.retry import LONGEST_ASKED, Health, RetryPolicy
+from otel_bridge.exporters.otlp.retry import LONGEST_ASKED, Health, RetryPolicy, Suspects
 
 
 def policy(draw: float = 1.0, **config) -> RetryPolicy:
@@ -71,3 +71,26 @@ def test_a_late_failure_of_an_earlier_try_still_throttles(asked):
     health.failed(era, 1.0, asked)
     assert not health.down
     assert (health.open_at > 1.0) == (asked is not None)
+
+
+def test_a_request_that_keeps_failing_rests_while_others_are_tried():
+    suspects = Suspects(policy())
+    assert [suspects.failed(1, 0.0) for _ in range(3)] == [False, False, False]
+    assert suspects.resting(1.0) == {1}
+    assert suspects.resting(100.0) == frozenset()
+    assert suspects.known == {1}
+    assert suspects.failed(1, 100.0), "known by now: it says nothing about the destination"
+    suspects.delivered(1)
+    assert not suspects.known
+
+
+def test_when_all_fail_it_is_the_destination():
+    suspects = Suspects(policy())
+    for number in (1, 2, 3, 4):
+        for _ in range(3):
+            assert not suspects.failed(number, 0.0)
+    assert not suspects.resting(0.0), "the oldest is tried first again"
+    suspects.delivered(None)
+    for _ in range(3):
+        suspects.failed(1, 0.0)
+    assert suspects.resting(0.0) == {1}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from exporter_fakes import TOO_LARGE, FakeCodec, FakeSender, make_exporter, send, turns
+from exporter_fakes import TOO_LARGE, FakeCodec, FakeSender, make_exporter, send, turns, until
 from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
@@ -14,6 +14,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from otel_bridge import catalog
 from otel_bridge.exporters.otlp.answer import Delivered, Failed
+from otel_bridge.exporters.otlp.config import StorageConfig
 from otel_bridge.exporters.otlp.destination import LEARNED_FOR
 from otel_bridge.exporters.otlp.split import Part, split
 from otel_bridge.model import Signal
@@ -227,6 +228,27 @@ async def test_joined_requests_that_are_too_large_together_go_one_by_one():
     sender.gate.set()
     await asyncio.gather(*sending)
     assert sender.delivered == payloads
+
+
+async def test_pieces_that_were_delivered_are_not_sent_again_from_disk(tmp_path):
+    answers = iter([Delivered(), Failed("UNAVAILABLE", "", retryable=True)])
+    sender, clock = FakeSender(lambda *_: next(answers, Delivered()), gate=asyncio.Event()), FakeClock()
+    storage = StorageConfig(directory=tmp_path, fsync=False)
+    exporter = make_exporter(
+        sender, clock=clock, directory=tmp_path, storage=storage, max_request_size=60_000
+    )
+    await exporter.start()
+    sending = asyncio.create_task(send(exporter, request_of([50_000] * 4), 4))
+    await turns()
+    await clock.advance(1.1)
+    await sending
+    sender.gate.set()
+    await turns()
+    assert len(sender.tried) == 2
+    await clock.advance(6)
+    await until(lambda: len(sender.delivered) >= 4)
+    await exporter.stop(1.0)
+    assert [name for payload in sender.delivered for name in names(payload)] == ["0", "1", "2", "3"]
 
 
 async def test_pieces_that_were_delivered_are_not_sent_again_after_a_failure():
