@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 
 import pytest
 from exporter_fakes import (
@@ -42,6 +43,25 @@ async def test_a_request_is_handed_on_at_once_and_unchanged(clock, telemetry):
     assert sender.tried[0][1] is payload
     assert telemetry.value(catalog.EXPORTER_SENT, exporter="otlp", signal="traces") == 2
     assert telemetry.value(catalog.EXPORTER_QUEUE_BYTES, exporter="otlp", place="memory") == 0
+
+
+async def test_a_delivered_request_is_not_kept_until_its_deadline(clock):
+    exporter = make_exporter(FakeSender(), clock=clock)
+    await exporter.start()
+    payload = bytes(1000)
+    before = sys.getrefcount(payload)
+    exporter._destinations[0]._sender.tried = Forgetful()
+    exporter._destinations[0]._sender.delivered = Forgetful()
+    await send(exporter, payload)
+    await turns()
+    assert sys.getrefcount(payload) == before
+
+
+class Forgetful(list):
+    """A list that keeps nothing."""
+
+    def append(self, item):
+        """Forget it."""
 
 
 async def test_an_empty_request_goes_nowhere(clock):
