@@ -15,6 +15,7 @@ from rich.console import Console
 
 from otel_bridge import __version__
 from otel_bridge.errors import BridgeError, ConfigError
+from otel_bridge.memory import keep_freed_memory
 from otel_bridge.settings import Settings, effective, load
 from otel_bridge.telemetry import configure_logging
 from otel_bridge.units import Endpoint
@@ -81,6 +82,7 @@ def run(path: Path | None, overrides: tuple[str, ...]) -> None:
     logs = settings.service.telemetry.logs
     configure_logging(level=logs.level, json={"auto": None, "json": True, "console": False}[logs.format])
     gc.set_threshold(*FAST_COLLECTIONS)
+    keep_freed_memory()
     # The service brings in gRPC and the codec; `check` and `--help` answer without them.
     from otel_bridge.service import run as serve  # noqa: PLC0415
 

@@ -539,15 +539,34 @@ impl<'a, V: Visit> Walk<'a, V> {
     }
 }
 
-/// Most strings are keys and short words, which end before memchr has begun.
-const SHORT: usize = 16;
+/// So far eight bytes at a time: keys and words end, and lines break, before memchr has begun to pay.
+const NEAR: usize = 128;
+const WORD: usize = 8;
+const ONES: u64 = u64::from_ne_bytes([1; WORD]);
+const HIGH_BITS: u64 = u64::from_ne_bytes([0x80; WORD]);
 
 fn quote_or_backslash(text: &[u8]) -> Option<usize> {
-    let (head, tail) = text.split_at(text.len().min(SHORT));
-    let ends = |&byte: &u8| matches!(byte, b'"' | b'\\');
-    head.iter()
-        .position(ends)
-        .or_else(|| memchr2(b'"', b'\\', tail).map(|at| at + SHORT))
+    let (near, far) = text.split_at(text.len().min(NEAR));
+    let words = near.chunks_exact(WORD);
+    let rest = words.remainder();
+    for (number, word) in words.enumerate() {
+        let word = word.try_into().map_or(0, u64::from_le_bytes);
+        let hits = lowest_of(word, b'"') | lowest_of(word, b'\\');
+        if hits != 0 {
+            return Some(number * WORD + hits.trailing_zeros() as usize / WORD);
+        }
+    }
+    let before = near.len() - rest.len();
+    rest.iter()
+        .position(|&byte| matches!(byte, b'"' | b'\\'))
+        .map(|at| before + at)
+        .or_else(|| memchr2(b'"', b'\\', far).map(|at| near.len() + at))
+}
+
+/// A word whose lowest set bit lies in the lowest byte that is `wanted`; 0 when no byte is.
+fn lowest_of(word: u64, wanted: u8) -> u64 {
+    let differs = word ^ (ONES * u64::from(wanted));
+    differs.wrapping_sub(ONES) & !differs & HIGH_BITS
 }
 
 const UNICODE_ESCAPE: usize = 6; // \uXXXX
@@ -555,6 +574,7 @@ const UNICODE_ESCAPE: usize = 6; // \uXXXX
 /// Bytes of the escape that `text` begins with, and of the UTF-8 it stands for.
 ///
 /// A surrogate without its partner counts as U+FFFD, three bytes.
+#[inline]
 fn escape_lengths(text: &[u8]) -> Option<(usize, usize)> {
     match text.get(1)? {
         b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't' => Some((2, 1)),
