@@ -97,13 +97,14 @@ class KernelEventKind(IntEnum):
 class Match(IntEnum):
     """How a kernel event's span was found; a guess is never presented as a fact.
 
-    NONE, THREAD, SOCKET and HEADER come from the kernel (`enum match` in bpf/common/event.h). With HEADER the
-    span id is the caller's: the parent of the span that was hit. PROCESS is given in user space, to an event
-    of a process that had one span open at that time.
+    From the most exact to the least. All but PROCESS come from the kernel (`enum match` in
+    bpf/common/event.h). With HEADER the span id is the caller's: the parent of the span that was hit. PROCESS
+    is given in user space, to an event of a process that had one span open at that time.
     """
 
     NONE = 0
     THREAD = 1
-    SOCKET = 2
-    HEADER = 3
-    PROCESS = 4
+    HAND_OVER = 2
+    SOCKET = 3
+    HEADER = 4
+    PROCESS = 5

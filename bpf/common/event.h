@@ -31,8 +31,9 @@ enum event_kind {
 enum match {
 	MATCH_NONE = 0, /* no span: user space may still match by process and time */
 	MATCH_THREAD = 1, /* the thread's own record */
-	MATCH_SOCKET = 2, /* the record of the thread that last used the socket */
-	MATCH_HEADER = 3, /* traceparent in a request that was read; span_id is the caller's */
+	MATCH_HAND_OVER = 2, /* the record of the thread that handed over the task, told by the task's number */
+	MATCH_SOCKET = 3, /* the record of the thread that last used the socket */
+	MATCH_HEADER = 4, /* traceparent in a request that was read; span_id is the caller's */
 };
 
 /* The ids are bytes in network order; 64-bit words only make copies cheap. */

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import mmap
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from otel_bridge.units import ByteSize, Duration
 
@@ -33,6 +33,11 @@ class ProbeConfig(_Model):
     events_per_second: int = Field(
         0, ge=0, description="At most so many events a second on each CPU, the rest is counted; 0: no limit."
     )
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the probe is to be loaded."""
+        return self.enabled
 
 
 class TcpConfig(ProbeConfig):
@@ -72,6 +77,82 @@ class MemoryConfig(ProbeConfig):
     )
 
 
+ValueType = Literal["i8", "u8", "i16", "u16", "i32", "u32", "i64", "u64", "bool"]
+FieldName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=40)]
+
+
+class FieldConfig(_Model):
+    """Where the value of a field comes from."""
+
+    argument: Annotated[int, Field(ge=1, le=6)] | Literal["return"] = Field(
+        description="Which argument, by the calling convention (a C++ method's first is its object); or what "
+        "the function returns, with `latency`."
+    )
+    type: ValueType = "i64"
+    at: int | None = Field(
+        None, description="The argument is a pointer; the value lies so many bytes behind it."
+    )
+
+
+class HandOverConfig(_Model):
+    """A number under which a span is handed from thread to thread."""
+
+    group: FieldName = Field(description='What is numbered: "task", "slot".')
+    field: FieldName = Field(description="The field that holds the number.")
+
+
+class FunctionConfig(_Model):
+    """One function of a program whose calls are events."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_.]*$", max_length=60)] = Field(
+        description='Of the events: "llm.kv_cache.evict".'
+    )
+    library: str = Field(description="Pattern of the file's name, without its directory.")
+    symbol: str = Field("", description="The function, as the linker names it (C++: mangled).")
+    offset: int = Field(0, ge=0, description="Bytes from the symbol, or without one from the file's start.")
+    usdt: str = Field("", description="A static tracepoint instead: provider:name.")
+    fields: dict[FieldName, FieldConfig] = Field(default_factory=dict, max_length=6)
+    latency: bool = Field(
+        False,
+        description="Pair call and return. Not for functions that throw: a C++ exception that passes a "
+        "function whose return is probed ends the program.",
+    )
+    threshold: Duration = Field(0.0, description="With `latency`: faster calls are no events.")
+    event: bool = Field(True, description="false: the calls are no events, they only hand over spans.")
+    gives: HandOverConfig | None = Field(None, description="Hands the span on under a number.")
+    takes: HandOverConfig | None = Field(None, description="Takes the span that was handed on.")
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        if bool(self.usdt) == bool(self.symbol or self.offset):
+            raise ValueError("a function is named by `symbol` or `offset`, or by `usdt`, not by both")
+        if self.usdt and (self.usdt.count(":") != 1 or self.latency):
+            raise ValueError('`usdt` is "provider:name"; a static tracepoint has no latency')
+        returns = [name for name, field in self.fields.items() if field.argument == "return"]
+        if returns and not self.latency:
+            raise ValueError(f"`{returns[0]}` is what the function returns: that needs latency: true")
+        for over in (self.gives, self.takes):
+            if over is not None and over.field not in self.fields:
+                raise ValueError(f"there is no field {over.field!r} to hand over by")
+        if self.takes is not None and self.fields[self.takes.field].argument == "return":
+            raise ValueError("a span is taken when the function is called: not by what it returns")
+        return self
+
+
+class UserConfig(ProbeConfig):
+    """Functions of programs, by symbol, offset or static tracepoint."""
+
+    functions: tuple[FunctionConfig, ...] = Field((), max_length=256)
+    presets: tuple[Literal["llama.cpp"], ...] = Field(
+        (), description="Functions that ship with the bridge: of llama.cpp's server."
+    )
+
+    @property
+    def wanted(self) -> bool:
+        """Whether there is anything to probe."""
+        return self.enabled and bool(self.functions or self.presets)
+
+
 class ProbesConfig(_Model):
     """The probes, each optional on its own."""
 
@@ -80,6 +161,7 @@ class ProbesConfig(_Model):
     block: BlockConfig = BlockConfig()
     memory: MemoryConfig = MemoryConfig()
     tls: ProbeConfig = ProbeConfig()
+    user: UserConfig = UserConfig()
 
 
 class KernelConfig(_Model):

@@ -32,6 +32,7 @@ log = structlog.get_logger(__name__)
 OBJECTS = Path(__file__).parent / "objects"
 BUILD_COMMAND = "make -C bpf"
 SHARED = frozenset({"processes", "sockets"})
+_USDT_MAPS = "__bpf_usdt"  # libbpf's own, filled anew for each object
 _OWN_RING_SIZE = 64 * 1024  # of the probes that have no configuration
 
 
@@ -81,6 +82,24 @@ class SumTables:
         return full.take_all(self._room)
 
 
+def attach(obj: Object, path: str, uprobe: Uprobe) -> Link:
+    """Attach one program to one place in a file.
+
+    Raises:
+        LibbpfError: refused, or the place is not there (errno ENOENT).
+    """
+    if uprobe.usdt is not None:
+        return obj.attach_usdt(uprobe.program, path, *uprobe.usdt, cookie=uprobe.cookie)
+    return obj.attach_uprobe(
+        uprobe.program,
+        path,
+        symbol=uprobe.symbol,
+        offset=uprobe.offset,
+        at_return=uprobe.at_return,
+        cookie=uprobe.cookie,
+    )
+
+
 @dataclass(slots=True)
 class AttachedFile:
     """A file whose functions a probe's programs hang on.
@@ -111,7 +130,7 @@ class AttachedFile:
 
     def _attach_one(self, obj: Object, path: str, uprobe: Uprobe) -> None:
         try:
-            link = obj.attach_uprobe(uprobe.program, path, symbol=uprobe.symbol, at_return=uprobe.at_return)
+            link = attach(obj, path, uprobe)
         except LibbpfError as error:
             if uprobe.required or error.errno != errno.ENOENT:
                 raise
@@ -170,9 +189,8 @@ class LoadedProbe:
 
     def costs(self) -> dict[str, tuple[int, int]]:
         """Nanoseconds and runs of each program while run statistics are enabled."""
-        names = {program.name for program in self.programs} | {
-            uprobe.program for uprobe in self.probe.uprobes
-        }
+        left_out = {program.name for program in self.probe.programs} - {p.name for p in self.programs}
+        names = set(self.object.programs) - left_out
         return {name: run_statistics(self.object.program_fd(name)) for name in sorted(names)}
 
 
@@ -270,7 +288,7 @@ class Loader:
     def _keep(self, obj: Object) -> None:
         for name in obj.maps:
             place = self._place(obj, name)
-            if not name.startswith(".") and place not in self._kept:
+            if not name.startswith((".", _USDT_MAPS)) and place not in self._kept:
                 self._kept[place] = os.dup(obj.map_fd(name))
 
     def _fd(self, obj: Object, name: str) -> int:
@@ -302,18 +320,19 @@ class Loader:
         slot = Map(self._library, self._fd(obj, "sums"), U4, U4)
         return SumTables(slot, (first, second), obj.max_entries("sums_a"))
 
-    def attach_file(self, name: str, path: str) -> None:
+    def attach_file(self, name: str, path: str, uprobes: tuple[Uprobe, ...]) -> None:
         """Attach a loaded probe's programs to functions of a file, in every process that maps it.
 
         Args:
             name: of the probe.
             path: of the file, as this process sees it; needed only now.
+            uprobes: the functions.
 
         Raises:
             OSError: the file is gone.
             LibbpfError: refused, or a required function is not in it; nothing stays attached.
         """
-        file = AttachedFile(os.open(path, os.O_PATH | os.O_CLOEXEC), self.loaded[name].probe.uprobes)
+        file = AttachedFile(os.open(path, os.O_PATH | os.O_CLOEXEC), uprobes)
         try:
             file.attach(self.loaded[name].object)
         except LibbpfError:

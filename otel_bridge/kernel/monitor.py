@@ -17,11 +17,13 @@ from otel_bridge.kernel.clock import Alignment
 from otel_bridge.kernel.discovery import PROC, Discovery
 from otel_bridge.kernel.libbpf import LibbpfError, Library
 from otel_bridge.kernel.loader import Loader
-from otel_bridge.kernel.probes import PROBES, is_wanted
+from otel_bridge.kernel.probes import PROBES, is_wanted, tls, user
 from otel_bridge.kernel.reader import Intake, Reader, Timer
-from otel_bridge.kernel.records import BLOCK_DEVICE, BLOCK_TOTALS
+from otel_bridge.kernel.records import BLOCK_DEVICE, BLOCK_TOTALS, U4, USER_PROBE
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
     from numpy.typing import NDArray
 
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from otel_bridge.events import KernelEvents, KernelEventSink
     from otel_bridge.kernel.config import KernelConfig
     from otel_bridge.kernel.discovery import Layout, MappedFile
-    from otel_bridge.kernel.probes.base import Probe
+    from otel_bridge.kernel.probes.base import Probe, Uprobe
     from otel_bridge.telemetry import Telemetry
 
 log = structlog.get_logger(__name__)
@@ -169,11 +171,7 @@ class KernelMonitor:
             self._clock,
             thread_context.locate,
             self._follow,
-            [
-                (loaded.probe.library, partial(self._attach, name))
-                for name, loaded in self._loader.loaded.items()
-                if loaded.probe.library
-            ],
+            self._places(),
             scan_interval=self._config.scan_interval,
         )
         for loaded in self._loader.loaded.values():
@@ -184,10 +182,36 @@ class KernelMonitor:
         self._reader.start()
         self._discovery.start()
 
+    def _places(self) -> list[tuple[str, Callable[[MappedFile], None]]]:
+        """Patterns of the files that probes hang on, with what attaches them."""
+        assert self._loader is not None
+        places: list[tuple[str, Callable[[MappedFile], None]]] = [
+            (loaded.probe.library, partial(self._attach, name, loaded.probe.uprobes))
+            for name, loaded in self._loader.loaded.items()
+            if loaded.probe.library
+        ]
+        if user.PROBE.name in self._loader.loaded:
+            functions = self._configure_functions()
+            places += [
+                (library, partial(self._attach, user.PROBE.name, uprobes))
+                for library, uprobes in functions.places()
+            ]
+        return places
+
+    def _configure_functions(self) -> user.Functions:
+        """Tell the kernel of the configured functions, and the intake of their names."""
+        assert self._loader is not None
+        functions = user.Functions.of(self._config.probes.user)
+        table = self._loader.map(user.PROBE.name, "user_probes", U4, USER_PROBE)
+        for number, row in functions.table():
+            table.set(number, row)
+        self._intake.split[user.PROBE.name] = functions.split
+        return functions
+
     def _drop_privileges(self) -> None:
         assert self._loader is not None
         held = privileges.effective()
-        late = any(loaded.probe.uprobes for loaded in self._loader.loaded.values())
+        late = any(name in self._loader.loaded for name in (tls.PROBE.name, user.PROBE.name))
         kept = privileges.needed_for_reading(held, attach_late=late)
         privileges.keep_only(frozenset(kept))
         log.info(
@@ -246,10 +270,10 @@ class KernelMonitor:
         if not (PROC / str(pid)).exists():
             processes.discard(pid)
 
-    def _attach(self, name: str, file: MappedFile) -> None:
+    def _attach(self, name: str, uprobes: tuple[Uprobe, ...], file: MappedFile) -> None:
         assert self._loader is not None
         try:
-            self._loader.attach_file(name, file.open_path)
+            self._loader.attach_file(name, file.open_path, uprobes)
         except (OSError, LibbpfError) as error:
             log.warning("a library is not covered", probe=name, path=file.path, reason=str(error))
         else:
@@ -275,7 +299,7 @@ class KernelMonitor:
         if self._discovery is not None:
             self._telemetry.gauge(catalog.KERNEL_PROCESSES).set(len(self._discovery.followed))
         for name, loaded in self._loader.loaded.items():
-            if loaded.probe.uprobes:
+            if loaded.probe.uprobes or loaded.probe is user.PROBE:
                 self._telemetry.gauge(catalog.KERNEL_LIBRARIES).labels(name).set(self.covered(name))
         self._device_accounts.update(self.devices())
         if self._statistics_fd >= 0:

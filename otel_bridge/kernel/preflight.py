@@ -318,6 +318,10 @@ def _probe_finding(probe: Probe, machine: Machine, config: KernelConfig) -> Find
     if config.mode == "off":
         return Finding(probe.name, Verdict.OFF, "kernel.mode: off", probe.gives, "kernel.mode: auto")
     if not is_wanted(probe, config.probes):
+        own = probe.config_of(config.probes)
+        if own is not None and own.enabled:
+            key = f"kernel.probes.{probe.name}"
+            return Finding(probe.name, Verdict.OFF, f"{key} names none", probe.gives, f"{key}.functions")
         off = f"kernel.probes.{probe.name}.enabled"
         return Finding(probe.name, Verdict.OFF, f"{off}: false", probe.gives, f"{off}: true")
     for finding in _machine_findings(machine):

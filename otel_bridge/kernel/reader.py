@@ -17,7 +17,7 @@ from otel_bridge.kernel.records import sum_records
 from otel_bridge.model import KernelEventKind, Match
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from numpy.typing import NDArray
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 _TIMES = ("time", "first")
-_KERNEL_MATCHES = (Match.NONE, Match.THREAD, Match.SOCKET, Match.HEADER)
 
 
 class Intake:
@@ -47,6 +46,8 @@ class Intake:
         self._alignment = alignment
         self._events = telemetry.counter(catalog.KERNEL_EVENTS)
         self.malformed: dict[str, int] = {}
+        self.split: dict[str, Callable[[NDArray[np.void]], Iterable[tuple[str, NDArray[np.void]]]]] = {}
+        """For a probe whose events belong to several names: makes one batch for each of its records."""
 
     def take_ring(self, loaded: LoadedProbe) -> int:
         """Everything that waits in a probe's ring buffer; returns how many events that was."""
@@ -54,7 +55,7 @@ class Intake:
             return 0
         records = loaded.ring.take()
         kinds = np.array(sorted(loaded.probe.kinds), "<u2")
-        good = np.isin(records["kind"], kinds) & (records["match"] <= max(_KERNEL_MATCHES))
+        good = np.isin(records["kind"], kinds) & (records["match"] <= Match.HEADER)
         bad = loaded.ring.malformed + int(len(records) - np.count_nonzero(good))
         loaded.ring.malformed = 0
         if bad:
@@ -83,7 +84,11 @@ class Intake:
             self._events.labels(probe, KernelEventKind(kind).name.lower(), Match(match).name.lower()).inc(
                 count
             )
-        self._sink.take(KernelEvents(probe, records))
+        if probe in self.split:
+            for name, part in self.split[probe](records):
+                self._sink.take(KernelEvents(name, part))
+        else:
+            self._sink.take(KernelEvents(probe, records))
 
 
 class Timer:

@@ -119,6 +119,37 @@ TLS_ABANDONED = -1
 PROCESS_EVENT = _event(("comm", "S16"))
 """struct process_event (bpf/process.h)."""
 
+USER_FIELDS = 6
+USER_RESULT = 0xFF
+
+USER_EVENT = _event(("probe", "<u4"), ("_pad", "<u4"), ("fields", "<u8", (USER_FIELDS,)))
+"""struct user_event (bpf/user.h); handed over with named fields instead (`probes.user.Functions`)."""
+
+USER_FIELD: Dtype = np.dtype(
+    [
+        ("argument", "u1"),  # 1 to 6; USER_RESULT; 0: none
+        ("size", "u1"),
+        ("is_signed", "u1"),
+        ("dereference", "u1"),
+        ("offset", "<i4"),
+    ]
+)
+"""struct user_field (bpf/user.h)."""
+
+USER_PROBE: Dtype = np.dtype(
+    [
+        ("threshold_ns", "<u8"),
+        ("fields", USER_FIELD, (USER_FIELDS,)),
+        ("silent", "u1"),
+        ("gives", "u1"),
+        ("takes", "u1"),
+        ("gives_group", "u1"),
+        ("takes_group", "u1"),
+        ("_pad", "u1", (3,)),
+    ]
+)
+"""struct user_probe (bpf/user.h)."""
+
 # Sums: key and value as they lie in the kernel's table, and what is handed over of them.
 
 SPAN_KEY: Dtype = np.dtype([("trace_id", "V16"), ("span_id", "V8")])

@@ -217,6 +217,21 @@ def call(job: dict[str, Any]) -> int:
     return refuse(job)
 
 
+class Task(ctypes.Structure):
+    _fields_ = (("kind", ctypes.c_uint64), ("number", ctypes.c_int32))
+
+
+def call_function(job: dict[str, Any]) -> int:
+    """Call a function of the library; {"task": n} becomes a pointer to a task of that number."""
+    arguments = [
+        ctypes.byref(Task(1, argument["task"])) if isinstance(argument, dict) else ctypes.c_int64(argument)
+        for argument in job["arguments"]
+    ]
+    for _ in range(job["times"]):
+        getattr(publisher, job["function"])(*arguments)
+    return job["times"]
+
+
 def begin(job: dict[str, Any]) -> None:
     if "span_id" in job:
         publisher.publish(bytes.fromhex(job["trace_id"]), bytes.fromhex(job["span_id"]))

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 WORKER = ROOT / "tests" / "kernel" / "worker.py"
-PROBES = ("tcp", "sched", "block", "memory", "tls")
+PROBES = ("tcp", "sched", "block", "memory", "tls", "user")
 
 
 def needs_bpf() -> None:

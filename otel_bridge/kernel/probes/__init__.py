@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from otel_bridge.kernel.probes import block, memory, process, sched, socket, tcp, tls
+from otel_bridge.kernel.probes import block, memory, process, sched, socket, tcp, tls, user
 
 if TYPE_CHECKING:
     from otel_bridge.kernel.config import ProbesConfig
@@ -18,6 +18,7 @@ PROBES = (
     block.PROBE,
     memory.PROBE,
     tls.PROBE,
+    user.PROBE,
 )
 
 
@@ -26,4 +27,4 @@ def is_wanted(probe: Probe, config: ProbesConfig) -> bool:
     if probe.serves:
         return any(is_wanted(other, config) for other in PROBES if other.name in probe.serves)
     own = probe.config_of(config)
-    return own is None or own.enabled
+    return own is None or own.wanted

@@ -47,12 +47,18 @@ class Uprobe:
         symbol: the function.
         at_return: when it returns, not when it is called.
         required: a library without the function is left alone.
+        offset: bytes from the symbol; without a symbol, from the file's start.
+        usdt: provider and name of a static tracepoint, instead of all that.
+        cookie: what the program is told about this place.
     """
 
     program: str
     symbol: str
     at_return: bool = False
     required: bool = False
+    offset: int = 0
+    usdt: tuple[str, str] | None = None
+    cookie: int = 0
 
 
 @dataclass(frozen=True, slots=True)

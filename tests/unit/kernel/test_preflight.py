@@ -30,15 +30,18 @@ GOOD = Machine(
 )
 
 
+EVERYTHING = {"probes": {"user": {"presets": ["llama.cpp"]}}}
+
+
 def findings(machine, **config):
     """The report's lines by their subject."""
-    report = judge(machine, KernelConfig.model_validate(config))
+    report = judge(machine, KernelConfig.model_validate(config or EVERYTHING))
     return {finding.subject: finding for finding in (*report.machine, *report.probes)}
 
 
 def test_where_all_is_there_all_is_well():
     """Nothing to mend."""
-    report = judge(GOOD, KernelConfig())
+    report = judge(GOOD, KernelConfig.model_validate(EVERYTHING))
     assert report.ready
     assert {finding.verdict for finding in (*report.machine, *report.probes)} == {Verdict.OK}
     assert not any(finding.mend for finding in (*report.machine, *report.probes))
@@ -115,6 +118,7 @@ def test_what_is_switched_off_is_not_missed():
     """By probe, or all."""
     found = findings(GOOD, probes={"tcp": {"enabled": False}})
     assert found["tcp"].verdict is found["socket"].verdict is Verdict.OFF
+    assert found["user"].verdict is Verdict.OFF
     assert {findings(GOOD, mode="off")[probe.name].verdict for probe in PROBES} == {Verdict.OFF}
 
 

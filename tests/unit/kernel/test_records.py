@@ -36,6 +36,9 @@ STRUCTURES = {
     "memory_sum": records.MEMORY_SUM_VALUE,
     "tls_event": records.TLS_EVENT,
     "process_event": records.PROCESS_EVENT,
+    "user_event": records.USER_EVENT,
+    "user_field": records.USER_FIELD,
+    "user_probe": records.USER_PROBE,
 }
 ENUMS = {
     "counter": (records.Counter, "COUNTER_"),
@@ -129,6 +132,7 @@ def test_every_record_begins_with_what_all_events_have():
         records.MEMORY_EVENT,
         records.TLS_EVENT,
         records.PROCESS_EVENT,
+        records.USER_EVENT,
     ):
         assert dtype.descr[: len(COMMON.descr)] == COMMON.descr
 

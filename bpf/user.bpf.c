@@ -1,0 +1,254 @@
+/* Functions of programs, by configuration: their arguments, how long they took, and who asked for it. */
+#include <linux/ptrace.h>
+
+#include "user.h"
+#include "common/context.bpf.h"
+#include "common/emit.bpf.h"
+#include <bpf/bpf_tracing.h>
+#include <bpf/usdt.bpf.h>
+
+char LICENSE[] SEC("license") = "Dual MIT/GPL";
+
+/* By the number that each attachment carries as its cookie. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 256);
+	__type(key, __u32);
+	__type(value, struct user_probe);
+} user_probes SEC(".maps");
+
+/* libbpf 1.1 has no name for it. */
+#if defined(__TARGET_ARCH_x86)
+#define SIXTH_ARGUMENT(registers) ((registers)->r9)
+#else
+#define SIXTH_ARGUMENT(registers) (((struct user_pt_regs *)(registers))->regs[5])
+#endif
+
+struct call_key {
+	__u64 thread;
+	__u64 probe;
+};
+
+struct call {
+	__u64 began_ns;
+	__u64 depth; /* the function may call itself: the outermost call counts */
+	__u64 stack; /* stack pointer of the outermost call */
+	struct origin origin;
+	__u64 fields[USER_FIELDS];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 16384);
+	__type(key, struct call_key);
+	__type(value, struct call);
+} calls SEC(".maps");
+
+struct hand_over_key {
+	__u32 tgid;
+	__u32 group;
+	__u64 number;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 16384);
+	__type(key, struct hand_over_key);
+	__type(value, struct origin);
+} hand_overs SEC(".maps");
+
+static __always_inline struct user_probe *configured(__u64 cookie)
+{
+	__u32 number = cookie;
+
+	return bpf_map_lookup_elem(&user_probes, &number);
+}
+
+static __always_inline __u64 value_of(const struct user_field *field, __u64 raw)
+{
+	__u8 bits = 64 - 8 * (field->size & 15);
+
+	if (field->dereference) {
+		__u64 address = raw + field->offset;
+
+		raw = 0;
+		if (bpf_probe_read_user(&raw, sizeof(raw), (void *)address))
+			count(COUNTER_UNREADABLE);
+	}
+	bits &= 63;
+	return field->is_signed ? (__u64)((__s64)(raw << bits) >> bits) : raw << bits >> bits;
+}
+
+static __always_inline __u64 chosen(const __u64 *fields, __u8 number)
+{
+#pragma unroll
+	for (int i = 0; i < USER_FIELDS; i++)
+		if (number == i + 1)
+			return fields[i];
+	return 0;
+}
+
+static __always_inline void take_arguments(const struct user_probe *probe, struct pt_regs *registers,
+					   __u64 *fields)
+{
+	const __u64 arguments[USER_FIELDS] = {
+		PT_REGS_PARM1(registers), PT_REGS_PARM2(registers), PT_REGS_PARM3(registers),
+		PT_REGS_PARM4(registers), PT_REGS_PARM5(registers), SIXTH_ARGUMENT(registers),
+	};
+
+#pragma unroll
+	for (int i = 0; i < USER_FIELDS; i++) {
+		const struct user_field *field = &probe->fields[i];
+
+		if (field->argument && field->argument != USER_RESULT)
+			fields[i] = value_of(field, chosen(arguments, field->argument));
+	}
+}
+
+/* The thread's own span, or the one that was handed over under a number it meets; passed on if asked. */
+static __always_inline void find_span(const struct user_probe *probe, struct origin *origin,
+				      const __u64 *fields)
+{
+	struct hand_over_key key = {.tgid = origin->tgid, .group = probe->takes_group};
+	struct origin *given;
+
+	if (origin->match != MATCH_NONE || !probe->takes)
+		return;
+	key.number = chosen(fields, probe->takes);
+	given = bpf_map_lookup_elem(&hand_overs, &key);
+	if (!given)
+		return;
+	origin->trace_id[0] = given->trace_id[0];
+	origin->trace_id[1] = given->trace_id[1];
+	origin->span_id = given->span_id;
+	origin->trace_flags = given->trace_flags;
+	origin->match = MATCH_HAND_OVER;
+}
+
+/* A number that comes again with no span has none: its last task's would be wrong. */
+static __always_inline void hand_over(const struct user_probe *probe, const struct origin *origin,
+				      const __u64 *fields)
+{
+	struct hand_over_key key = {.tgid = origin->tgid, .group = probe->gives_group};
+
+	if (!probe->gives)
+		return;
+	key.number = chosen(fields, probe->gives);
+	if (origin->match == MATCH_NONE)
+		bpf_map_delete_elem(&hand_overs, &key);
+	else if (bpf_map_update_elem(&hand_overs, &key, origin, BPF_ANY))
+		count(COUNTER_LOST_STATE);
+}
+
+static __always_inline void emit(const struct user_probe *probe, __u64 number, const struct origin *origin,
+				 const __u64 *fields, __u64 duration, __u64 now)
+{
+	struct user_event *record;
+
+	if (probe->silent)
+		return;
+	record = reserve(sizeof(*record), now);
+	if (!record)
+		return;
+	fill(&record->event, EVENT_USER, origin, now);
+	record->event.duration_ns = duration;
+	record->probe = number;
+	record->_pad = 0;
+	__builtin_memcpy(record->fields, fields, sizeof(record->fields));
+	bpf_ringbuf_submit(record, 0);
+}
+
+static __always_inline void called(const struct user_probe *probe, __u64 number, const __u64 *fields)
+{
+	struct origin origin;
+
+	current_origin(&origin);
+	find_span(probe, &origin, fields);
+	hand_over(probe, &origin, fields);
+	emit(probe, number, &origin, fields, 0, bpf_ktime_get_boot_ns());
+}
+
+SEC("uprobe")
+int user_call(struct pt_regs *ctx)
+{
+	__u64 number = bpf_get_attach_cookie(ctx), fields[USER_FIELDS] = {};
+	struct user_probe *probe = configured(number);
+
+	if (!probe)
+		return 0;
+	take_arguments(probe, ctx, fields);
+	called(probe, number, fields);
+	return 0;
+}
+
+SEC("uprobe")
+int user_begin(struct pt_regs *ctx)
+{
+	__u64 number = bpf_get_attach_cookie(ctx);
+	struct call_key key = {.thread = bpf_get_current_pid_tgid(), .probe = number};
+	struct call *outer = bpf_map_lookup_elem(&calls, &key), call = {.depth = 1};
+	struct user_probe *probe = configured(number);
+
+	if (!probe)
+		return 0;
+	call.stack = PT_REGS_SP(ctx);
+	/* Deeper in the stack than the call before: it is inside that one. Otherwise that one never returned,
+	 * because of an exception, a jump, or the end of its thread.
+	 */
+	if (outer && call.stack < outer->stack) {
+		outer->depth++;
+		return 0;
+	}
+	take_arguments(probe, ctx, call.fields);
+	current_origin(&call.origin);
+	find_span(probe, &call.origin, call.fields);
+	call.began_ns = bpf_ktime_get_boot_ns();
+	if (bpf_map_update_elem(&calls, &key, &call, BPF_ANY))
+		count(COUNTER_LOST_STATE);
+	return 0;
+}
+
+SEC("uretprobe")
+int user_return(struct pt_regs *ctx)
+{
+	__u64 number = bpf_get_attach_cookie(ctx), now = bpf_ktime_get_boot_ns();
+	struct call_key key = {.thread = bpf_get_current_pid_tgid(), .probe = number};
+	struct call *found = bpf_map_lookup_elem(&calls, &key), call;
+	struct user_probe *probe = configured(number);
+
+	if (!probe || !found)
+		return 0;
+	if (--found->depth)
+		return 0;
+	call = *found;
+	bpf_map_delete_elem(&calls, &key);
+#pragma unroll
+	for (int i = 0; i < USER_FIELDS; i++)
+		if (probe->fields[i].argument == USER_RESULT)
+			call.fields[i] = value_of(&probe->fields[i], PT_REGS_RC(ctx));
+	hand_over(probe, &call.origin, call.fields);
+	if (now - call.began_ns >= probe->threshold_ns)
+		emit(probe, number, &call.origin, call.fields, now - call.began_ns, now);
+	return 0;
+}
+
+SEC("usdt")
+int user_usdt(struct pt_regs *ctx)
+{
+	__u64 number = bpf_usdt_cookie(ctx), fields[USER_FIELDS] = {};
+	struct user_probe *probe = configured(number);
+
+	if (!probe)
+		return 0;
+#pragma unroll
+	for (int i = 0; i < USER_FIELDS; i++) {
+		const struct user_field *field = &probe->fields[i];
+		long raw = 0;
+
+		if (field->argument && !bpf_usdt_arg(ctx, field->argument - 1, &raw))
+			fields[i] = value_of(field, raw);
+	}
+	called(probe, number, fields);
+	return 0;
+}
+
