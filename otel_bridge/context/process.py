@@ -40,7 +40,7 @@ def publish(record: ModuleType, resource: Mapping[str, Any], *, replace: bool) -
     try:
         record.publish_process(encode(resource, THREAD_ATTRIBUTES))
     except OSError as error:
-        return f"no memory could be mapped for it: {error.strerror}"
+        return f"it could not be published: {error.strerror}"
     return ""
 
 

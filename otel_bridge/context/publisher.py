@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol, cast
 from weakref import WeakSet
@@ -21,19 +22,30 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from contextvars import ContextVar
 
-try:
-    from otel_bridge.context import _record
-except ImportError as error:
-    _record = None  # type: ignore[assignment]
-    if find_spec("otel_bridge.context._record") is None:
-        _import_problem = (
-            "the C extension of otel_bridge.context was not built; "
-            "install a wheel, or a C compiler and the headers of this Python and then the package anew"
-        )
-    else:
-        _import_problem = str(error)
-
 logger = logging.getLogger(__name__)
+
+NO_MECHANISM = "none"
+NOT_BUILT = (
+    "the C extension of otel_bridge.context was not built; "
+    "install a wheel, or a C compiler and the headers of this Python and then the package anew"
+)
+
+
+def _choose_record() -> tuple[Any, str]:
+    """The extension, or what stands in for it, or None; and why it is not the extension."""
+    try:
+        return import_module("otel_bridge.context._record"), ""
+    except ImportError as error:
+        if find_spec("otel_bridge.context._record") is not None:
+            return None, str(error)
+    try:
+        stand_in = import_module("otel_bridge.context.stand_in")
+    except (ImportError, OSError) as error:
+        return None, f"{NOT_BUILT} ({error})"
+    return stand_in, f"{NOT_BUILT}. Until then Python stands in for it: slower, and it publishes less"
+
+
+_record, _record_problem = _choose_record()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +54,8 @@ class Status:
 
     Attributes:
         publishing: whether each thread's active span can be read from outside.
-        mechanism: how switches of context are noticed: "context watcher", "Context.run" or "none".
-        problem: why nothing is published, and what mends it; empty when something is.
+        mechanism: how switches of context are noticed; "none" when nothing is published.
+        problem: why nothing is published, or less than could be, and what mends it; empty when all is well.
         process_problem: why the process does not describe itself (OTEP 4719); empty when it does.
         stale: contexts that carried a span which had ended already; none was published for them.
         failures: spans that could not be asked for their ids.
@@ -92,7 +104,7 @@ class _Publisher:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._runtime: Any = None
-        self._mechanism = "none"
+        self._mechanism = NO_MECHANISM
         self._problem = "install() was not called"
         self._process_problem = self._problem
         self._described = False
@@ -121,7 +133,7 @@ class _Publisher:
             _record.unfollow()
             _record.withdraw_process()
             self._described = False
-            self._mechanism = "none"
+            self._mechanism = NO_MECHANISM
             self._problem = self._process_problem = "uninstall() was called"
 
     def status(self) -> Status:
@@ -141,8 +153,11 @@ class _Publisher:
         runtime = context_api._RUNTIME_CONTEXT  # noqa: SLF001 - there is no public way to the running one
         variable = getattr(runtime, "_current_context", None)
         self._mechanism, self._problem = _follow(runtime, variable, self._on_first_span)
+        published = self._mechanism != NO_MECHANISM
         if self._problem:
-            logger.warning("the active span is not published: %s", self._problem)
+            how_far = "not published everywhere" if published else "not published"
+            logger.warning("the active span is %s: %s", how_far, self._problem)
+        if not published:
             return
         # On the instance, not the class: whoever holds the runtime context already is followed too.
         vars(runtime).update(attach=_record.attach, detach=_record.detach)
@@ -187,11 +202,11 @@ def _follow(
 ) -> tuple[str, str]:
     """How the variable is followed, and what stands in the way, if anything does."""
     if _record is None:
-        return "none", _import_problem
+        return NO_MECHANISM, _record_problem
     if variable is None:
         kind = type(runtime).__qualname__
         return (
-            "none",
+            NO_MECHANISM,
             f"opentelemetry's context is a {kind}, not built on contextvars; unset OTEL_PYTHON_CONTEXT",
         )
     (span_key,) = trace.set_span_in_context(trace.INVALID_SPAN, context_api.Context())
@@ -200,8 +215,8 @@ def _follow(
             variable, span_key, trace.NonRecordingSpan, on_first_span, _follow_greenlets
         )
     except RuntimeError as error:
-        return "none", str(error)
-    return mechanism, ""
+        return NO_MECHANISM, str(error)
+    return mechanism, _record_problem
 
 
 def _follow_greenlets() -> None:

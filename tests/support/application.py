@@ -63,6 +63,9 @@ def application(code: str) -> Iterator[Application]:
     ) as process:
         try:
             yield Application(process)
+        except BaseException:
+            process.kill()
+            raise
         finally:
             assert process.stdin is not None
             process.stdin.close()

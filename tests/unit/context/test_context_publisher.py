@@ -104,9 +104,11 @@ def test_a_context_that_cannot_be_followed_is_left_alone(monkeypatch, caplog):
     assert vars(other) == {}
 
 
-WITHOUT_EXTENSION = """
+WITHOUT_ANY = """
 import sys
 sys.modules["otel_bridge.context._record"] = None
+import platform
+platform.machine = lambda: "riscv64"
 import otel_bridge.context
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
@@ -118,12 +120,13 @@ otel_bridge.context.uninstall()
 """
 
 
-def test_without_the_extension_it_says_so_and_breaks_nothing():
-    """The application runs on, unpublished; the log and the status name what mends it."""
-    said = python(WITHOUT_EXTENSION)
+def test_where_neither_works_it_says_so_and_breaks_nothing():
+    """The application runs on, unpublished; the log and the status name what is missing and what mends it."""
+    said = python(WITHOUT_ANY)
     assert "publishing=False" in said
-    assert "the active span is not published: the C extension" in said
+    assert "the active span is not published: the C extension of otel_bridge.context was not built" in said
     assert "install a wheel, or a C compiler" in said
+    assert "no thread-local module can be made for riscv64" in said
     assert "True" in said.splitlines()
 
 
