@@ -153,11 +153,13 @@ def monitoring(*probes: str, **settings: Any) -> Iterator[Monitor]:
 
 
 class Worker:
-    """A Python process that publishes spans through a C library and does as it is told (worker.py)."""
+    """A process that publishes spans through a C library and does as it is told (worker.py)."""
 
-    def __init__(self, library: Path, *, prefix: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, library: Path, *, prefix: tuple[str, ...] = (), command: list[str] | None = None
+    ) -> None:
         self.process = subprocess.Popen(
-            [*prefix, sys.executable, str(WORKER), str(library)],
+            command or [*prefix, sys.executable, str(WORKER), str(library)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -1,0 +1,72 @@
+"""The functions that ship for llama.cpp, on the real engine: its decoding thread is not the request's."""
+
+from __future__ import annotations
+
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from demo.environments import ENGINE
+from demo.errors import DemoError
+from otel_bridge.kernel.probes.user import preset
+from otel_bridge.model import Match
+from tests.support.kernel import Worker, eventually, followed, monitoring
+
+WORKER = Path(__file__).parent / "engine_worker.py"
+REQUESTS = range(1, 24)
+TOKENS = 7
+
+
+@pytest.fixture
+def engine(publisher, tmp_path):
+    """The engine in its own environment, a model loaded."""
+    try:
+        ENGINE.make()
+    except DemoError as error:
+        pytest.skip(f"needs the engine's packages: {error}")
+    command = [str(ENGINE.python), str(WORKER), str(publisher), str(tmp_path / "model.gguf")]
+    worker = Worker(publisher, command=command)
+    yield worker
+    worker.stop()
+
+
+def of(monitor, name):
+    """The events of a function."""
+    return np.concatenate([batch.records for batch in monitor.events.batches if batch.probe == name])
+
+
+def spans(events, match):
+    """How many events each span has; all must be found alike."""
+    assert set(events["match"]) == {match}
+    return Counter(int.from_bytes(bytes(event["span_id"]), "big") for event in events)
+
+
+def test_queue_and_kv_cache_are_seen_on_the_request_they_serve(engine):
+    """23 requests over four slots: each is queued, gets a slot, and has its slot's cache cleared, once."""
+    with monitoring("user", user={"presets": ["llama.cpp"]}) as monitor:
+        followed(monitor, engine.pid)
+        count = len(preset("llama.cpp"))
+        eventually("the engine is covered", lambda: monitor.covered("user") == count)
+        answers = engine.do(*({"span": n, "tokens": TOKENS} for n in REQUESTS))
+    once = dict.fromkeys(REQUESTS, 1)
+    assert spans(of(monitor, "llm.request.enqueue"), Match.THREAD) == once
+    dequeued = of(monitor, "llm.request.dequeue")
+    assert spans(dequeued, Match.HAND_OVER) == once
+    assert set(dequeued["slot"]) == {0, 1, 2, 3}
+    assert len(set(dequeued["task"])) == len(REQUESTS)
+    assert spans(of(monitor, "llm.kv_cache.evict"), Match.HAND_OVER) == once
+    # Every token but the last of an answer is fed back into the cache, on top of the prompts.
+    generated = sum(answers)
+    assert generated > len(REQUESTS)
+    assert of(monitor, "llm.kv_cache.append")["tokens"].sum() >= generated - len(REQUESTS)
+
+
+def test_the_engine_has_every_symbol_of_the_preset(engine):
+    """An upgrade that renames one is noticed here first."""
+    library = next(ENGINE.directory.rglob("xllamacpp.abi3.so"))
+    symbols = subprocess.run(["nm", "-D", library], capture_output=True, text=True, check=True).stdout
+    present = {line.split()[-1] for line in symbols.splitlines()}
+    assert {function.symbol for function in preset("llama.cpp")} <= present
