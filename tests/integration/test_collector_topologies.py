@@ -6,9 +6,9 @@ import os
 import subprocess
 import sys
 import urllib.request
-from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import grpc
 import pytest
@@ -27,67 +27,67 @@ TRACES = 23
 pytestmark = pytest.mark.collector
 
 
-@dataclass
-class Pair:
-    """One Collector and one bridge, as the topology's two files have them."""
+@dataclass(frozen=True)
+class Replica:
+    """One Collector and one bridge, as the topology's two files have them, and where the Collector sends."""
 
-    grpc_port: int
-    prometheus_port: int
-    collector: Process
-    bridge: Process
+    backend: GrpcSink
+    otlp: int = field(default_factory=free_port)
+    http: int = field(default_factory=free_port)
+    from_bridge: int = field(default_factory=free_port)
+    health: int = field(default_factory=free_port)
+    prometheus: int = field(default_factory=free_port)
+    bridge: int = field(default_factory=free_port)
+    bridge_metrics: int = field(default_factory=free_port)
 
-
-class Site:
-    """Starts pairs; everything is stopped with it."""
-
-    def __init__(self, topology: str, directory: Path) -> None:
-        self.files = ROOT / "collector-config" / topology
-        self._directory = directory
-        self._exit = ExitStack()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        self._exit.close()
-
-    def start(self, backend: GrpcSink, bridges: tuple[int, int] | None = None, own: int = 0) -> Pair:
-        """Start one; `bridges` are the bridges' ports of both replicas, `own` says which is this one's."""
-        ports = {name: free_port() for name in ("grpc", "http", "back", "health", "prometheus", "metrics")}
-        bridges = bridges or (free_port(), free_port())
-        environment = {
+    def environment(self, storage: Path, first: Replica, last: Replica) -> dict[str, str]:
+        """What its two files read; `first` and `last` are the gateway's two replicas, this one among them."""
+        ports = {
+            "OTLP_GRPC": self.otlp,
+            "OTLP_HTTP": self.http,
+            "FROM_BRIDGE": self.from_bridge,
+            "HEALTH": self.health,
+            "PROMETHEUS": self.prometheus,
+            "BRIDGE": self.bridge,
+            "BRIDGE_A": first.bridge,
+            "BRIDGE_B": last.bridge,
+            "BRIDGE_METRICS": self.bridge_metrics,
+            "BACKEND": self.backend.port,
+        }
+        return {
             **os.environ,
-            "OTLP_GRPC": f"127.0.0.1:{ports['grpc']}",
-            "OTLP_HTTP": f"127.0.0.1:{ports['http']}",
-            "FROM_BRIDGE": f"127.0.0.1:{ports['back']}",
-            "HEALTH": f"127.0.0.1:{ports['health']}",
-            "PROMETHEUS": f"127.0.0.1:{ports['prometheus']}",
-            "BRIDGE": f"127.0.0.1:{bridges[own]}",
-            "BRIDGE_A": f"127.0.0.1:{bridges[0]}",
-            "BRIDGE_B": f"127.0.0.1:{bridges[1]}",
-            "BRIDGE_METRICS": f"127.0.0.1:{ports['metrics']}",
-            "BRIDGE_STORAGE": str(self._directory / f"queue-{own}"),
-            "BACKEND": f"127.0.0.1:{backend.port}",
+            **{name: f"127.0.0.1:{port}" for name, port in ports.items()},
+            "BRIDGE_STORAGE": str(storage),
             "NODE_NAME": "node-7",
             "DECISION_WAIT": "1s",
             "FLUSH_INTERVAL": "1s",
             "SAMPLING_PERCENTAGE": "100",
         }
-        collector = Process(
-            [str(collector_binary()), "--config", str(self.files / "collector.yaml")],
-            self._directory / f"collector-{own}.log",
-            environment,
-        )
-        self._exit.enter_context(running(collector))
-        bridge = Process(
-            [sys.executable, "-m", "otel_bridge", "run", "-c", str(self.files / "bridge.yaml")],
-            self._directory / f"bridge-{own}.log",
-            environment,
-        )
-        self._exit.enter_context(running(bridge))
-        collector.wait_for_http(f"http://127.0.0.1:{ports['health']}/")
-        bridge.wait_for_http(f"http://127.0.0.1:{ports['metrics']}/readyz")
-        return Pair(ports["grpc"], ports["prometheus"], collector, bridge)
+
+
+@contextmanager
+def site(topology: str, directory: Path, *backends: GrpcSink) -> Iterator[list[Replica]]:
+    """A topology up and running, one replica for each backend: bridges first, then the Collectors."""
+    files = ROOT / "collector-config" / topology
+    replicas = [Replica(backend) for backend in backends]
+    environments = [
+        replica.environment(directory / f"queue-{number}", replicas[0], replicas[-1])
+        for number, replica in enumerate(replicas)
+    ]
+    bridge = [sys.executable, "-m", "otel_bridge", "run", "-c", str(files / "bridge.yaml")]
+    collector = [str(collector_binary()), "--config", str(files / "collector.yaml")]
+    with ExitStack() as stack:
+        for name, command in (("bridge", bridge), ("collector", collector)):
+            processes = [
+                stack.enter_context(
+                    running(Process(command, directory / f"{name}-{number}.log", environment))
+                )
+                for number, environment in enumerate(environments)
+            ]
+            for process, replica in zip(processes, replicas, strict=True):
+                ready = f"{replica.bridge_metrics}/readyz" if name == "bridge" else f"{replica.health}/"
+                process.wait_for_http(f"http://127.0.0.1:{ready}")
+        yield replicas
 
 
 @pytest.fixture
@@ -135,9 +135,8 @@ def test_the_files_are_valid(topology):
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_a_span_goes_through(topology, backend, tmp_path):
     """In at the Collector, through the bridge, out at the Collector: enriched, its prompt gone."""
-    with Site(topology, tmp_path) as site:
-        pair = site.start(backend, (port := free_port(), port))
-        export(pair.grpc_port, trace_request([server_span(1, 1)]))
+    with site(topology, tmp_path, backend) as (replica,):
+        export(replica.otlp, trace_request([server_span(1, 1)]))
         (span,) = eventually("the span at the backend", backend.spans)
     attributes = attributes_of(span.attributes)
     assert attributes["llm.model.id"] == "llama-3"
@@ -148,14 +147,13 @@ def test_a_span_goes_through(topology, backend, tmp_path):
 
 def test_node_agent_derives_metrics_by_model(backend, tmp_path):
     """RED metrics for Prometheus carry the model that the bridge wrote, and spans the node's name."""
-    with Site("node-agent", tmp_path) as site:
-        pair = site.start(backend)
-        export(pair.grpc_port, trace_request([server_span(1, number) for number in range(1, 1 + TRACES)]))
+    with site("node-agent", tmp_path, backend) as (replica,):
+        export(replica.otlp, trace_request([server_span(1, number) for number in range(1, 1 + TRACES)]))
         eventually("the spans at the backend", lambda: len(backend.spans()) == TRACES)
 
         def scraped() -> str:
             with urllib.request.urlopen(
-                f"http://127.0.0.1:{pair.prometheus_port}/metrics", timeout=5
+                f"http://127.0.0.1:{replica.prometheus}/metrics", timeout=5
             ) as answer:
                 return answer.read().decode()
 
@@ -175,12 +173,10 @@ def test_node_agent_derives_metrics_by_model(backend, tmp_path):
 
 def test_gateway_brings_a_trace_together(backend, tmp_path):
     """Halves of a trace that reach different Collectors leave through the same bridge."""
-    bridges = free_port(), free_port()
-    with GrpcSink() as other, Site("gateway", tmp_path) as site:
-        pairs = [site.start(sink, bridges, own) for own, sink in enumerate((backend, other))]
-        for half, pair in enumerate(pairs):
+    with GrpcSink() as other, site("gateway", tmp_path, backend, other) as replicas:
+        for half, replica in enumerate(replicas):
             spans = [server_span(trace, 2 * trace + half) for trace in range(1, 1 + TRACES)]
-            export(pair.grpc_port, trace_request(spans))
+            export(replica.otlp, trace_request(spans))
         eventually(
             "every span at one of the backends",
             lambda: len(backend.spans()) + len(other.spans()) == 2 * TRACES,
@@ -193,10 +189,9 @@ def test_gateway_brings_a_trace_together(backend, tmp_path):
 
 def test_a_load_generator_nobody_here_wrote(backend, tmp_path):
     """What telemetrygen sends arrives whole."""
-    with Site("sidecar", tmp_path) as site:
-        pair = site.start(backend)
+    with site("sidecar", tmp_path, backend) as (replica,):
         command = [collector_binary("telemetrygen"), "traces", "--otlp-insecure", "--traces", str(TRACES)]
-        command += ["--rate", "0", "--child-spans", "2", "--otlp-endpoint", f"127.0.0.1:{pair.grpc_port}"]
+        command += ["--rate", "0", "--child-spans", "2", "--otlp-endpoint", f"127.0.0.1:{replica.otlp}"]
         subprocess.run(
             command,
             check=True,
