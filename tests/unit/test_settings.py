@@ -164,7 +164,14 @@ def test_secrets_are_masked(write):
 def test_the_schema_covers_every_key():
     """Editors get it by `print-config --schema`."""
     schema = Settings.model_json_schema()
-    assert set(schema["properties"]) == {"receivers", "processors", "exporters", "storage", "kernel", "service"}
+    assert set(schema["properties"]) == {
+        "receivers",
+        "processors",
+        "exporters",
+        "storage",
+        "kernel",
+        "service",
+    }
     json.dumps(schema)
 
 

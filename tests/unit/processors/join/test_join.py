@@ -182,7 +182,7 @@ def test_a_storm_on_one_span_is_counted_and_not_written_out():
 
 
 def test_a_header_match_goes_to_the_server_span_below_the_caller():
-    """The traceparent names the caller's span; the SERVER span under it was hit, its CLIENT sibling was not."""
+    """The caller is named; the SERVER span under it was hit, its CLIENT sibling was not."""
     bench = Bench()
     bench.join.take(retransmits(100, match=Match.HEADER))
     spans = bench.pass_through(
