@@ -18,7 +18,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-from demo.clients.instrumentations import INSTRUMENTATIONS, traceparent_hooks
+from demo.clients.instrumentations import INSTRUMENTATIONS, model_header, traceparent_hooks
 from demo.clients.traffic import EXCHANGES, MODEL, Exchange
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def main() -> int:
         base_url=options.server,
         api_key="none",
         max_retries=0,
-        default_headers={"x-model-id": MODEL, "baggage": "=".join(SYNTHETIC)},
+        default_headers={"baggage": "=".join(SYNTHETIC), **model_header(options.client, MODEL)},
     )
     for event, hooks in traceparent_hooks(options.client).items():
         client._client.event_hooks[event].extend(hooks)  # noqa: SLF001 - passing a client of our own would replace its defaults

@@ -64,3 +64,8 @@ def traceparent_hooks(name: str) -> dict[str, list[Callable[..., None]]]:
     if name != "openinference":
         return {}
     return {"request": [lambda request: propagate.inject(request.headers)]}
+
+
+def model_header(name: str, model: str) -> dict[str, str]:
+    """The header by which gateways route; without it, as here with OpenLLMetry, the model is in the body only."""
+    return {} if name == "openllmetry" else {"x-model-id": model}
