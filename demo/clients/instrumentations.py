@@ -67,5 +67,5 @@ def traceparent_hooks(name: str) -> dict[str, list[Callable[..., None]]]:
 
 
 def model_header(name: str, model: str) -> dict[str, str]:
-    """The header by which gateways route; without it, as here with OpenLLMetry, the model is in the body only."""
+    """The header by which gateways route; without it (OpenLLMetry here) only the body names the model."""
     return {} if name == "openllmetry" else {"x-model-id": model}
