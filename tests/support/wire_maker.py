@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from random import Random
 
-KEYS = ["http.method", "http.target", "gen_ai.prompt.0.content", "gen_ai.prompt.1.content", "n", "", "e", "中文.ключ"]
+KEYS = [
+    "http.method",
+    "http.target",
+    "gen_ai.prompt.0.content",
+    "gen_ai.prompt.1.content",
+    "n",
+    "",
+    "e",
+    "中文.ключ",
+]
 BAD_TEXTS = [b"\xe4\xbd\xa0\xe5\xa5", b"\xff", b"a\xc0\x80b", b"\xed\xa0\x80", b"x" * 200 + b"\xf0\x9f\x98"]
 
 
@@ -157,13 +166,17 @@ class WireMaker:
         if number in {1, 2, 5, 9, 15}:
             # Fixed32 is a wire type that none of these numbers has in any message.
             return number, self._fixed(4)
-        return number, random.choice([random.getrandbits(64), random.randbytes(random.randrange(9)), self._fixed(8)])
+        return number, random.choice(
+            [random.getrandbits(64), random.randbytes(random.randrange(9)), self._fixed(8)]
+        )
 
     def _text(self) -> bytes:
         random = self._random
         if self._bad_text and random.random() < 0.1:
             return random.choice(BAD_TEXTS)
-        return random.choice(["", "GET", "/v1/x?n=3", "你好" * random.randrange(60), "a" * random.randrange(300)]).encode()
+        return random.choice(
+            ["", "GET", "/v1/x?n=3", "你好" * random.randrange(60), "a" * random.randrange(300)]
+        ).encode()
 
     def _id(self, length: int) -> bytes:
         draw = self._random.random()

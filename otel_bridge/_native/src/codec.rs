@@ -1,5 +1,7 @@
 //! The codec towards Python: bytes in, bytes out, one crossing a batch.
 
+use std::cell::Cell;
+
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -12,6 +14,14 @@ use crate::scan::{scan as scan_bytes, Scanned};
 use crate::splice::{splice as splice_bytes, words, Edits, Insert, Misfit, Rope, Swap, Values};
 
 pyo3::import_exception!(otel_bridge.errors, MalformedRequestError);
+
+thread_local! {
+    /// What the last scan's records took: to be given memory by the system costs more than to fill it.
+    static SPARE: Cell<Option<Scanned>> = const { Cell::new(None) };
+}
+
+/// More memory than this is given back after a scan.
+const WORTH_KEEPING: usize = 4 * 1024 * 1024;
 
 /// Below this many bytes other threads lose less by waiting than by being woken.
 const WORTH_RELEASING: usize = 64 * 1024;
@@ -90,7 +100,7 @@ fn scan<'py>(py: Python<'py>, data: Bound<'py, PyBytes>, plan: &Plan) -> PyResul
         .iter()
         .flat_map(|scope| scope.bytes())
         .collect();
-    Ok((
+    let columns = (
         data,
         PyBytes::new(py, &scanned.spans),
         PyBytes::new(py, &scopes),
@@ -98,15 +108,20 @@ fn scan<'py>(py: Python<'py>, data: Bound<'py, PyBytes>, plan: &Plan) -> PyResul
         starts,
         scanned.resources,
         mended,
-    ))
+    );
+    if scanned.capacity() <= WORTH_KEEPING {
+        SPARE.set(Some(scanned));
+    }
+    Ok(columns)
 }
 
 fn read(py: Python<'_>, data: &Bound<'_, PyBytes>, plan: &Plan) -> PyResult<Scanned> {
     let bytes = data.as_bytes();
+    let spare = SPARE.take().unwrap_or_default();
     let scanned = if bytes.len() >= WORTH_RELEASING {
-        py.detach(|| scan_bytes(bytes, &plan.0))
+        py.detach(|| scan_bytes(bytes, &plan.0, spare))
     } else {
-        scan_bytes(bytes, &plan.0)
+        scan_bytes(bytes, &plan.0, spare)
     };
     scanned.map_err(malformed)
 }

@@ -60,6 +60,15 @@ impl Plan {
     }
 }
 
+/// What a key answers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Answer {
+    /// The slot of exactly this key.
+    pub exact: Option<u16>,
+    /// Whether it begins with a wanted prefix.
+    pub prefixed: bool,
+}
+
 /// The wants of one place.
 pub struct Matcher {
     /// Open addressing, a power of two in size and at most an eighth full: a miss ends at once.
@@ -137,6 +146,14 @@ impl Matcher {
             index = (index + 1) & (self.table.len() - 1);
         }
         None
+    }
+
+    #[inline]
+    pub fn answer(&self, key: &[u8]) -> Answer {
+        Answer {
+            exact: self.exact(key),
+            prefixed: self.prefixes(key).next().is_some(),
+        }
     }
 
     /// The slots of all prefixes of this key.

@@ -95,7 +95,7 @@ pub struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    #[inline]
+    #[inline(always)]
     pub fn new(data: &'a [u8], start: usize, end: usize) -> Self {
         Self {
             data: &data[..end],
@@ -103,7 +103,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     pub fn done(&self) -> bool {
         self.pos >= self.data.len()
     }
@@ -113,12 +113,12 @@ impl<'a> Reader<'a> {
         self.data.len()
     }
 
-    #[inline]
+    #[inline(always)]
     pub fn bytes(&self, off: usize, end: usize) -> &'a [u8] {
         &self.data[off..end]
     }
 
-    #[inline]
+    #[inline(always)]
     fn byte(&mut self) -> Read<u8> {
         match self.data.get(self.pos) {
             Some(&byte) => {
@@ -130,7 +130,7 @@ impl<'a> Reader<'a> {
     }
 
     /// A field's tag. Longer than needed is allowed, up to five bytes.
-    #[inline]
+    #[inline(always)]
     pub fn tag(&mut self) -> Read<u32> {
         let start = self.pos;
         let first = self.byte()?;
@@ -160,7 +160,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Up to ten bytes; bits beyond the 64th are dropped.
-    #[inline]
+    #[inline(always)]
     pub fn varint(&mut self) -> Read<u64> {
         let first = self.byte()?;
         if first < 0x80 {
@@ -183,7 +183,7 @@ impl<'a> Reader<'a> {
         fault(start, Cause::Varint)
     }
 
-    #[inline]
+    #[inline(always)]
     pub fn fixed64(&mut self) -> Read<u64> {
         match self
             .data
@@ -214,7 +214,7 @@ impl<'a> Reader<'a> {
     }
 
     /// The content of a length-delimited field, as where it begins and ends; the reader stands behind it.
-    #[inline]
+    #[inline(always)]
     pub fn sized(&mut self) -> Read<(usize, usize)> {
         let at = self.pos;
         let first = self.byte()?;
@@ -232,7 +232,7 @@ impl<'a> Reader<'a> {
     }
 
     /// The content of a length-delimited field as a message.
-    #[inline]
+    #[inline(always)]
     pub fn message(&mut self) -> Read<Reader<'a>> {
         let (start, end) = self.sized()?;
         Ok(Reader::new(self.data, start, end))

@@ -3,7 +3,7 @@
 //! What a field means follows protobuf: fields come in any order, the last of a repeated scalar counts,
 //! repeated messages of a singular field merge, and a known number with another wire type is unknown.
 
-use crate::plan::{Place, Plan, OVERSIZED};
+use crate::plan::{Answer, Place, Plan, OVERSIZED};
 use crate::reader::{
     deeper, fault, tag, Cause, Read, Reader, Within, DEPTH, FIXED32, FIXED64, SIZED, VARINT,
 };
@@ -25,6 +25,27 @@ pub struct Scanned {
     pub parted: Vec<Slice>,
 }
 
+impl Scanned {
+    fn cleared(mut self) -> Self {
+        self.spans.clear();
+        self.scopes.clear();
+        self.attributes.clear();
+        self.broken.clear();
+        self.parted.clear();
+        self.resources = 0;
+        self
+    }
+
+    /// Bytes of memory held.
+    pub fn capacity(&self) -> usize {
+        self.spans.capacity()
+            + self.scopes.capacity() * size_of::<Scope>()
+            + self.attributes.capacity() * size_of::<Attribute>()
+            + self.broken.capacity() * size_of::<Text>()
+            + self.parted.capacity() * size_of::<Slice>()
+    }
+}
+
 /// A string, and the field it is the content of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Text {
@@ -32,15 +53,16 @@ pub struct Text {
     pub content: Slice,
 }
 
-/// Reads a request; the fault says where it is not one.
-pub fn scan(data: &[u8], plan: &Plan) -> Read<Scanned> {
+/// Reads a request; the fault says where it is not one. `spare` gives its memory.
+pub fn scan(data: &[u8], plan: &Plan, spare: Scanned) -> Read<Scanned> {
     if u32::try_from(data.len()).is_err() {
         return fault(data.len(), Cause::TooLarge);
     }
     let mut scan = Scan {
         plan,
+        memos: Default::default(),
         last_row: vec![NONE; plan.slots],
-        out: Scanned::default(),
+        out: spare.cleared(),
         rows: 0,
     };
     scan.request(Reader::new(data, 0, data.len()))?;
@@ -51,11 +73,25 @@ const NONE: u32 = u32::MAX;
 
 struct Scan<'p> {
     plan: &'p Plan,
+    /// For each place and position in an owner the key that stood there last, and what it answers.
+    memos: [Vec<Memo>; Place::ALL.len()],
     /// For each exact slot the row that has it already.
     last_row: Vec<u32>,
     out: Scanned,
     rows: u32,
 }
+
+/// A key and what it answers.
+struct Memo {
+    answer: Answer,
+    len: u8,
+    name: [u8; MEMO_NAME],
+}
+
+/// Positions remembered; what stands behind them is looked up.
+const MEMOS: usize = 32;
+/// Longer keys are looked up.
+const MEMO_NAME: usize = 59;
 
 /// A resource or scope that gets its number when the first span or wanted attribute needs it: a request
 /// can hold millions of empty ones.
@@ -143,12 +179,14 @@ impl Scan<'_> {
     fn resource(&mut self, mut at: Reader, depth: u32, resource: &mut Lazy) -> Read<()> {
         const ATTRIBUTES: u32 = tag(1, SIZED);
         const ENTITY_REFS: u32 = tag(3, SIZED);
+        let mut nth = 0;
         while !at.done() {
             let start = at.pos;
             match at.tag()? {
                 ATTRIBUTES => {
-                    self.attribute(&mut at, start, depth, Owner::Resource(resource))
+                    self.attribute(&mut at, start, depth, Owner::Resource(resource), nth)
                         .within("attributes")?;
+                    nth += 1;
                 }
                 ENTITY_REFS => {
                     let inner = at.message().within("entity_refs")?;
@@ -217,6 +255,7 @@ impl Scan<'_> {
         const NAME: u32 = tag(1, SIZED);
         const VERSION: u32 = tag(2, SIZED);
         const ATTRIBUTES: u32 = tag(3, SIZED);
+        let mut nth = 0;
         while !at.done() {
             let start = at.pos;
             match at.tag()? {
@@ -224,8 +263,9 @@ impl Scan<'_> {
                 VERSION => drop(self.text(&mut at, start).within("version")?),
                 ATTRIBUTES => {
                     let owner = Owner::Scope(scope, resource);
-                    self.attribute(&mut at, start, depth, owner)
+                    self.attribute(&mut at, start, depth, owner, nth)
                         .within("attributes")?;
+                    nth += 1;
                 }
                 other => at.skip(other, depth)?,
             }
@@ -283,12 +323,14 @@ impl Scan<'_> {
         const FLAGS: u32 = tag(16, FIXED32);
         let (mut trace_id, mut span_id, mut parent_id): (&[u8], &[u8], &[u8]) = (&[], &[], &[]);
         let mut bad_link = false;
+        let mut nth = 0;
         while !at.done() {
             let start = at.pos;
             match at.tag()? {
                 ATTRIBUTES => {
-                    self.attribute(&mut at, start, depth, Owner::Span(Place::Span))
+                    self.attribute(&mut at, start, depth, Owner::Span(Place::Span), nth)
                         .within("attributes")?;
+                    nth += 1;
                 }
                 TRACE_ID => trace_id = bytes(&mut at).within("trace_id")?,
                 SPAN_ID => span_id = bytes(&mut at).within("span_id")?,
@@ -367,13 +409,15 @@ impl Scan<'_> {
     fn event(&mut self, mut at: Reader, depth: u32) -> Read<()> {
         const NAME: u32 = tag(2, SIZED);
         const ATTRIBUTES: u32 = tag(3, SIZED);
+        let mut nth = 0;
         while !at.done() {
             let start = at.pos;
             match at.tag()? {
                 NAME => drop(self.text(&mut at, start).within("name")?),
                 ATTRIBUTES => {
-                    self.attribute(&mut at, start, depth, Owner::Span(Place::Event))
+                    self.attribute(&mut at, start, depth, Owner::Span(Place::Event), nth)
                         .within("attributes")?;
+                    nth += 1;
                 }
                 other => at.skip(other, depth)?,
             }
@@ -388,6 +432,7 @@ impl Scan<'_> {
         const TRACE_STATE: u32 = tag(3, SIZED);
         const ATTRIBUTES: u32 = tag(4, SIZED);
         let (mut trace_id, mut span_id) = (0, 0);
+        let mut nth = 0;
         while !at.done() {
             let start = at.pos;
             match at.tag()? {
@@ -395,8 +440,9 @@ impl Scan<'_> {
                 SPAN_ID => span_id = bytes(&mut at).within("span_id")?.len(),
                 TRACE_STATE => drop(self.text(&mut at, start).within("trace_state")?),
                 ATTRIBUTES => {
-                    self.attribute(&mut at, start, depth, Owner::Span(Place::Link))
+                    self.attribute(&mut at, start, depth, Owner::Span(Place::Link), nth)
                         .within("attributes")?;
+                    nth += 1;
                 }
                 other => at.skip(other, depth)?,
             }
@@ -421,28 +467,38 @@ impl Scan<'_> {
         });
     }
 
-    /// A KeyValue whose tag was just read at `start`, and the records that it answers.
+    /// A KeyValue whose tag was just read at `start`, and the records that it answers; `nth` counts those
+    /// of its owner.
     #[inline]
-    fn attribute(&mut self, at: &mut Reader, start: usize, depth: u32, owner: Owner) -> Read<()> {
+    fn attribute(
+        &mut self,
+        at: &mut Reader,
+        start: usize,
+        depth: u32,
+        owner: Owner,
+        nth: usize,
+    ) -> Read<()> {
         let inner = at.message()?;
         let field = Slice::new(start, inner.end());
         let depth = deeper(depth, start)?;
-        let (key, value) = self.key_value(inner, depth)?;
         let place = match owner {
             Owner::Span(place) => place,
             Owner::Resource(_) => Place::Resource,
             Owner::Scope(..) => Place::Instrumentation,
         };
-        let plan = self.plan;
-        let matcher = plan.matcher(place);
-        let name = at.bytes(key.off as usize, key.off as usize + key.len as usize);
-        let oversized = value.content.len as usize > plan.longer_than;
-        let exact = matcher.exact(name);
-        let mut prefixes = matcher.prefixes(name).peekable();
+        let (key, answer, value) = match self.plain_key_value(inner, place, nth) {
+            Some(plain) => plain,
+            None => {
+                let (key, value) = self.key_value(inner, depth)?;
+                let name = inner.bytes(key.off as usize, (key.off + key.len) as usize);
+                (key, self.plan.matcher(place).answer(name), value)
+            }
+        };
+        let oversized = value.content.len as usize > self.plan.longer_than;
         if value.parted {
             self.out.parted.push(field);
         }
-        if exact.is_none() && prefixes.peek().is_none() && !oversized {
+        if answer == Answer::default() && !oversized {
             return Ok(());
         }
         let row = match owner {
@@ -459,11 +515,14 @@ impl Scan<'_> {
             value_type: value.value_type,
             ..Attribute::default()
         };
-        if let Some(slot) = exact {
+        if let Some(slot) = answer.exact {
             self.exact(slot, record);
         }
-        for slot in prefixes {
-            self.out.attributes.push(Attribute { slot, ..record });
+        if answer.prefixed {
+            let name = inner.bytes(key.off as usize, (key.off + key.len) as usize);
+            for slot in self.plan.matcher(place).prefixes(name) {
+                self.out.attributes.push(Attribute { slot, ..record });
+            }
         }
         if oversized {
             self.out.attributes.push(Attribute {
@@ -473,6 +532,82 @@ impl Scan<'_> {
             });
         }
         Ok(())
+    }
+
+    /// A KeyValue as nearly all senders write it: a short key, then a value that is a scalar or a text; None
+    /// for any other, and for one that is not well formed.
+    #[inline(always)]
+    fn plain_key_value(
+        &mut self,
+        at: Reader,
+        place: Place,
+        nth: usize,
+    ) -> Option<(Slice, Answer, Value)> {
+        const KEY: u8 = tag(1, SIZED) as u8;
+        const VALUE: u8 = tag(2, SIZED) as u8;
+        const STRING: u8 = tag(1, SIZED) as u8;
+        const BOOL: u8 = tag(2, VARINT) as u8;
+        const INT: u8 = tag(3, VARINT) as u8;
+        const DOUBLE: u8 = tag(4, FIXED64) as u8;
+        let rest = at.bytes(at.pos, at.end());
+        let [KEY, key_len @ 0..=0x7f, rest @ ..] = rest else {
+            return None;
+        };
+        let (name, rest) = rest.split_at_checked(usize::from(*key_len))?;
+        let [VALUE, rest @ ..] = rest else {
+            return None;
+        };
+        let rest = plain_sized(rest)?;
+        let key = Slice::new(at.pos + 2, at.pos + 2 + name.len());
+        let value = match rest {
+            [STRING, rest @ ..] => {
+                let text = plain_sized(rest)?;
+                if !is_utf8(text) {
+                    return None;
+                }
+                Value::content(
+                    value_type::STRING,
+                    Slice::new(at.end() - text.len(), at.end()),
+                )
+            }
+            [INT, rest @ ..] => Value::number(value_type::INT, plain_varint(rest)? as i64),
+            [BOOL, byte @ 0..=0x7f] => Value::number(value_type::BOOL, i64::from(*byte != 0)),
+            [DOUBLE, bits @ ..] => Value::number(
+                value_type::DOUBLE,
+                i64::from_le_bytes(bits.try_into().ok()?),
+            ),
+            _ => return None,
+        };
+        Some((key, self.answer(name, place, nth)?, value))
+    }
+
+    /// What a key answers; None for one that is not UTF-8. Spans of one kind have the same keys at the same
+    /// places, so the key that stood there last is tried first.
+    #[inline(always)]
+    fn answer(&mut self, name: &[u8], place: Place, nth: usize) -> Option<Answer> {
+        let memo = self.memos[place as usize].get(nth);
+        if let Some(memo) = memo.filter(|memo| same(&memo.name[..usize::from(memo.len)], name)) {
+            return Some(memo.answer);
+        }
+        let answer = self.plan.matcher(place).answer(name);
+        if !is_utf8(name) {
+            return None;
+        }
+        if nth < MEMOS && name.len() <= MEMO_NAME {
+            let mut memo = Memo {
+                answer,
+                len: name.len() as u8,
+                name: [0; MEMO_NAME],
+            };
+            memo.name[..name.len()].copy_from_slice(name);
+            let memos = &mut self.memos[place as usize];
+            if nth < memos.len() {
+                memos[nth] = memo;
+            } else if nth == memos.len() {
+                memos.push(memo);
+            }
+        }
+        Some(answer)
     }
 
     #[inline]
@@ -626,14 +761,77 @@ fn known(value: u64, count: u64) -> u8 {
     }
 }
 
-#[inline]
+#[inline(always)]
 fn bytes<'a>(at: &mut Reader<'a>) -> Read<&'a [u8]> {
     let (start, end) = at.sized()?;
     Ok(at.bytes(start, end))
 }
 
-/// Most strings are short ASCII, for which a plain loop beats the vectorised validator's set-up.
-#[inline]
+/// The rest behind a short length that it has exactly.
+#[inline(always)]
+fn plain_sized(bytes: &[u8]) -> Option<&[u8]> {
+    let (len, rest) = match bytes {
+        [len @ 0..=0x7f, rest @ ..] => (usize::from(*len), rest),
+        [low, high @ 0..=0x7f, rest @ ..] => {
+            (usize::from(*low & 0x7f) | usize::from(*high) << 7, rest)
+        }
+        _ => return None,
+    };
+    (rest.len() == len).then_some(rest)
+}
+
+/// A varint that ends with the bytes.
+#[inline(always)]
+fn plain_varint(bytes: &[u8]) -> Option<u64> {
+    if bytes.len() > 10 {
+        return None;
+    }
+    let (last, before) = bytes.split_last()?;
+    let mut value = 0;
+    for (index, byte) in before.iter().enumerate() {
+        if *byte < 0x80 {
+            return None;
+        }
+        value |= u64::from(byte & 0x7f) << (7 * index);
+    }
+    if *last >= 0x80 {
+        return None;
+    }
+    Some(value | u64::from(*last) << (7 * before.len()))
+}
+
+/// Whether two short texts are equal, without a call.
+#[inline(always)]
+fn same(one: &[u8], other: &[u8]) -> bool {
+    if one.len() != other.len() {
+        return false;
+    }
+    let (Some(tail), Some(other_tail)) = (one.last_chunk::<8>(), other.last_chunk::<8>()) else {
+        return one.iter().zip(other).all(|(byte, other)| byte == other);
+    };
+    tail == other_tail
+        && one
+            .chunks_exact(8)
+            .zip(other.chunks_exact(8))
+            .all(|(part, other)| part == other)
+}
+
+/// Most strings are short ASCII, for which this beats the vectorised validator's set-up.
+#[inline(always)]
 fn is_utf8(text: &[u8]) -> bool {
-    (text.len() <= 64 && text.is_ascii()) || simdutf8::basic::from_utf8(text).is_ok()
+    (text.len() <= 256 && is_ascii(text)) || simdutf8::basic::from_utf8(text).is_ok()
+}
+
+#[inline(always)]
+fn is_ascii(text: &[u8]) -> bool {
+    const HIGH: u64 = 0x8080_8080_8080_8080;
+    let Some(tail) = text.last_chunk::<8>() else {
+        return text.iter().fold(0, |all, byte| all | byte) < 0x80;
+    };
+    let words = text.chunks_exact(8).map(|word| {
+        let mut bytes = [0; 8];
+        bytes.copy_from_slice(word);
+        u64::from_ne_bytes(bytes)
+    });
+    words.fold(u64::from_ne_bytes(*tail), |all, word| all | word) & HIGH == 0
 }

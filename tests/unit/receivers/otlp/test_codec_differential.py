@@ -13,7 +13,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from otel_bridge.batch import PlanBuilder
 from otel_bridge.errors import MalformedRequestError
-from otel_bridge.model import Reject, Scope, ValueType
+from otel_bridge.model import Scope, ValueType
 from otel_bridge.receivers.otlp.reference import ReferenceCodec
 from tests.support.wire_maker import KEYS, WireMaker, mutated, sized
 
