@@ -11,18 +11,22 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import grpc
 import pytest
-from exporter_stubs import GrpcStub, exporting, send, until
 
 from otel_bridge import catalog
 from otel_bridge.errors import RetryableError
 from otel_bridge.telemetry import Telemetry
 from otel_bridge.testing import trace_request
+from tests.support.exporter_stubs import GrpcStub, exporting, send, until
+from tests.support.processes import ROOT
 
-CHILD = Path(__file__).with_name("exporter_child.py")
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CHILD = ("-m", "tests.support.exporter_child")
 QUICK = {"retry_on_failure": {"initial_interval": 0.05, "max_interval": 0.2}, "sending_queue": {"hold": 0.2}}
 
 
@@ -43,7 +47,13 @@ class Downstream(GrpcStub):
 
 async def start_child(stub: GrpcStub, directory: Path, first: int) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
-        sys.executable, str(CHILD), str(stub.port), str(directory), str(first), stdout=asyncio.subprocess.PIPE
+        sys.executable,
+        *CHILD,
+        str(stub.port),
+        str(directory),
+        str(first),
+        stdout=asyncio.subprocess.PIPE,
+        cwd=ROOT,
     )
 
 

@@ -15,7 +15,6 @@ import grpc
 import pytest
 import zstandard
 from aiohttp import web
-from exporter_stubs import GrpcStub, HttpStub, exporting, send, until
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.duration_pb2 import Duration
 from google.rpc.error_details_pb2 import RetryInfo
@@ -27,6 +26,7 @@ from otel_bridge.errors import QueueFullError, RetryableError, StartError
 from otel_bridge.model import Signal
 from otel_bridge.telemetry import Telemetry
 from otel_bridge.testing import trace_request
+from tests.support.exporter_stubs import GrpcStub, HttpStub, exporting, send, until
 
 QUICK = {"retry_on_failure": {"initial_interval": 0.05, "max_interval": 0.2}}
 TRACES = {"signal": "traces"}

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 
 import pytest
-from exporter_fakes import INVALID, UNAVAILABLE, FakeSender, make_exporter, send, turns, until
 
 from otel_bridge import catalog
 from otel_bridge.errors import QueueFullError, RetryableError
@@ -14,6 +13,7 @@ from otel_bridge.exporters.otlp.answer import Delivered, Failed
 from otel_bridge.exporters.otlp.config import StorageConfig
 from otel_bridge.telemetry import Telemetry
 from otel_bridge.testing import FakeClock
+from tests.support.exporter_fakes import INVALID, UNAVAILABLE, FakeSender, make_exporter, send, turns, until
 
 
 @pytest.fixture

@@ -6,14 +6,6 @@ import asyncio
 import sys
 
 import pytest
-from exporter_fakes import (
-    INVALID,
-    UNAVAILABLE,
-    FakeSender,
-    make_exporter,
-    send,
-    turns,
-)
 
 from otel_bridge import catalog
 from otel_bridge.errors import QueueFullError, RetryableError, ShuttingDownError
@@ -21,6 +13,14 @@ from otel_bridge.exporters.otlp.answer import Delivered, Failed
 from otel_bridge.model import Signal
 from otel_bridge.telemetry import Telemetry
 from otel_bridge.testing import FakeClock, trace_request
+from tests.support.exporter_fakes import (
+    INVALID,
+    UNAVAILABLE,
+    FakeSender,
+    make_exporter,
+    send,
+    turns,
+)
 
 
 @pytest.fixture

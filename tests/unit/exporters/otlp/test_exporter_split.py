@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from exporter_fakes import TOO_LARGE, FakeCodec, FakeSender, make_exporter, send, turns, until
 from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
@@ -20,6 +19,7 @@ from otel_bridge.exporters.otlp.split import Part, split
 from otel_bridge.model import Signal
 from otel_bridge.telemetry import Telemetry
 from otel_bridge.testing import FakeClock, spans_of, trace_request
+from tests.support.exporter_fakes import TOO_LARGE, FakeCodec, FakeSender, make_exporter, send, turns, until
 
 KIB, MIB = 1 << 10, 1 << 20
 

@@ -6,10 +6,9 @@ import asyncio
 import sys
 from pathlib import Path
 
-from exporter_stubs import exporting, send
-
 from otel_bridge.errors import RetryableError
 from otel_bridge.testing import trace_request
+from tests.support.exporter_stubs import exporting, send
 
 
 async def main(port: str, directory: str, first: str) -> None:
