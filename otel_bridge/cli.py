@@ -117,6 +117,28 @@ def check(path: Path | None, overrides: tuple[str, ...], *, as_json: bool) -> No
         click.echo(f"{path or 'embedded defaults'}: good")
 
 
+@main.command()
+@_config
+@_set
+@_json
+def doctor(path: Path | None, overrides: tuple[str, ...], *, as_json: bool) -> None:
+    """Say what this machine lets the kernel probes do, and for each miss the command that mends it.
+
+    Exit 1 if a probe that is on cannot work.
+    """
+    config = _loaded(path, overrides).kernel
+    # Looking means loading libbpf and walking /proc, which no other command needs.
+    from otel_bridge.kernel.doctor import render  # noqa: PLC0415
+    from otel_bridge.kernel.preflight import judge, survey  # noqa: PLC0415
+
+    report = judge(survey(), config)
+    if as_json:
+        click.echo(json.dumps(report.as_dict()))
+    else:
+        Console().print(render(report))
+    sys.exit(0 if report.ready else EXIT_FAILED)
+
+
 @main.command("print-config")
 @_config
 @_set
