@@ -8,7 +8,8 @@ SHELL := /bin/bash
 
 VENV ?= .venv
 BIN := $(VENV)/bin
-RUST := $(wildcard otel_bridge/_native/src/*.rs) otel_bridge/_native/Cargo.toml otel_bridge/_native/Cargo.lock
+COMPILED := $(wildcard otel_bridge/_native/src/*.rs otel_bridge/_native/src/*/*.rs otel_bridge/_native/Cargo.*) \
+	setup.py $(wildcard otel_bridge/context/src/*) $(wildcard bpf/*.c bpf/*.h bpf/common/*)
 CARGO_MANIFEST := otel_bridge/_native/Cargo.toml
 
 .PHONY: help
@@ -55,7 +56,7 @@ lock: setup  ## write requirements.lock from what is installed now
 .PHONY: setup
 setup: $(VENV)/.installed  ## the virtual environment with everything in it
 
-$(VENV)/.installed: pyproject.toml requirements.lock tools/setup $(RUST)
+$(VENV)/.installed: pyproject.toml requirements.lock tools/setup $(COMPILED)
 	@tools/setup $(VENV)
 	touch $@
 

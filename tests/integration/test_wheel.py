@@ -30,6 +30,8 @@ def test_a_wheel_installs_and_runs_in_an_empty_environment(tmp_path):
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     assert any(name.startswith("otel_bridge/_native/wire") and name.endswith(".so") for name in names)
+    assert any(name.startswith("otel_bridge/context/_record") and name.endswith(".so") for name in names)
+    assert "otel_bridge/kernel/objects/tcp.bpf.o" in names
     assert not [name for name in names if name.startswith(("tests/", "demo/")) or "/target/" in name]
 
     python = tmp_path / "venv" / "bin" / "python"
@@ -52,6 +54,7 @@ def test_a_wheel_installs_and_runs_in_an_empty_environment(tmp_path):
             "service.codec": "native",
             "exporters": f"{{otlp: {{endpoint: '127.0.0.1:{sink.port}'}}}}",
             "storage.directory": str(tmp_path / "queue"),
+            "kernel.mode": "off",
         }
         arguments = [f"--set={key}={value}" for key, value in overrides.items()]
         with running(Process([str(command), "run", *arguments], tmp_path / "log")) as bridge:
