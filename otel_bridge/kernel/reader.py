@@ -20,16 +20,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from numpy.typing import NDArray
+    from prometheus_client import Counter
 
     from otel_bridge.contracts import Clock
     from otel_bridge.events import KernelEventSink
     from otel_bridge.kernel.clock import Alignment
     from otel_bridge.kernel.loader import LoadedProbe
+    from otel_bridge.kernel.probes.base import Probe
     from otel_bridge.telemetry import Telemetry
 
 log = structlog.get_logger(__name__)
 
 _TIMES = ("time", "first")
+_MATCHES = len(Match)
 
 
 class Intake:
@@ -45,6 +48,8 @@ class Intake:
         self._sink = sink
         self._alignment = alignment
         self._events = telemetry.counter(catalog.KERNEL_EVENTS)
+        self._counters: dict[tuple[str, int], Counter] = {}
+        self._kinds: dict[str, NDArray[np.bool_]] = {}
         self.malformed: dict[str, int] = {}
         self.split: dict[str, Callable[[NDArray[np.void]], Iterable[tuple[str, NDArray[np.void]]]]] = {}
         """For a probe whose events belong to several names: makes one batch for each of its records."""
@@ -54,16 +59,25 @@ class Intake:
         if loaded.ring is None:
             return 0
         records = loaded.ring.take()
-        kinds = np.array(sorted(loaded.probe.kinds), "<u2")
-        good = np.isin(records["kind"], kinds) & (records["match"] <= Match.HEADER)
-        bad = loaded.ring.malformed + int(len(records) - np.count_nonzero(good))
-        loaded.ring.malformed = 0
-        if bad:
+        if len(records):
+            good = self._known_kinds(loaded.probe)[records["kind"]] & (records["match"] <= Match.HEADER)
+            if not good.all():
+                loaded.ring.malformed += int(np.count_nonzero(~good))
+                records = records[good]
+        if loaded.ring.malformed:
             name = loaded.probe.name
-            self.malformed[name] = self.malformed.get(name, 0) + bad
-            records = records[good]
+            self.malformed[name] = self.malformed.get(name, 0) + loaded.ring.malformed
+            loaded.ring.malformed = 0
         self._hand_on(loaded.probe.name, records)
         return len(records)
+
+    def _known_kinds(self, probe: Probe) -> NDArray[np.bool_]:
+        """For every number whether it is a kind of the probe's records."""
+        known = self._kinds.get(probe.name)
+        if known is None:
+            known = self._kinds[probe.name] = np.zeros(1 << 16, np.bool_)
+            known[list(probe.kinds)] = True
+        return known
 
     def take_sums(self, loaded: LoadedProbe) -> int:
         """All rows of a probe's sums; returns how many."""
@@ -79,16 +93,22 @@ class Intake:
         for name in _TIMES:
             if name in (records.dtype.names or ()):
                 records[name] = self._alignment.to_unix(records[name])
-        pairs, counts = np.unique(records[["kind", "match"]], return_counts=True)
-        for (kind, match), count in zip(pairs.tolist(), counts.tolist(), strict=True):
-            self._events.labels(probe, KernelEventKind(kind).name.lower(), Match(match).name.lower()).inc(
-                count
-            )
+        counts = np.bincount(records["kind"].astype(np.intp) * _MATCHES + records["match"])
+        for code in np.flatnonzero(counts).tolist():
+            self._counter(probe, code).inc(int(counts[code]))
         if probe in self.split:
             for name, part in self.split[probe](records):
                 self._sink.take(KernelEvents(name, part))
         else:
             self._sink.take(KernelEvents(probe, records))
+
+    def _counter(self, probe: str, code: int) -> Counter:
+        counter = self._counters.get((probe, code))
+        if counter is None:
+            kind, match = divmod(code, _MATCHES)
+            labels = (probe, KernelEventKind(kind).name.lower(), Match(match).name.lower())
+            counter = self._counters[probe, code] = self._events.labels(*labels)
+        return counter
 
 
 class Timer:
