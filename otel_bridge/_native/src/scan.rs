@@ -585,9 +585,10 @@ impl Scan<'_> {
     /// places, so the key that stood there last is tried first.
     #[inline(always)]
     fn answer(&mut self, name: &[u8], place: Place, nth: usize) -> Option<Answer> {
-        let memo = self.memos[place as usize].get(nth);
-        if let Some(memo) = memo.filter(|memo| same(&memo.name[..usize::from(memo.len)], name)) {
-            return Some(memo.answer);
+        if let Some(memo) = self.memos[place as usize].get(nth) {
+            if same(&memo.name[..usize::from(memo.len)], name) {
+                return Some(memo.answer);
+            }
         }
         let answer = self.plan.matcher(place).answer(name);
         if !is_utf8(name) {
@@ -806,14 +807,20 @@ fn same(one: &[u8], other: &[u8]) -> bool {
     if one.len() != other.len() {
         return false;
     }
-    let (Some(tail), Some(other_tail)) = (one.last_chunk::<8>(), other.last_chunk::<8>()) else {
-        return one.iter().zip(other).all(|(byte, other)| byte == other);
-    };
-    tail == other_tail
-        && one
-            .chunks_exact(8)
-            .zip(other.chunks_exact(8))
-            .all(|(part, other)| part == other)
+    let (mut one, mut other) = (one, other);
+    while let (Some((word, rest)), Some((other_word, other_rest))) =
+        (one.split_first_chunk::<8>(), other.split_first_chunk::<8>())
+    {
+        if u64::from_ne_bytes(*word) != u64::from_ne_bytes(*other_word) {
+            return false;
+        }
+        (one, other) = (rest, other_rest);
+    }
+    let mut differ = 0;
+    for index in 0..one.len().min(other.len()) {
+        differ |= one[index] ^ other[index];
+    }
+    differ == 0
 }
 
 /// Most strings are short ASCII, for which this beats the vectorised validator's set-up.
@@ -825,13 +832,18 @@ fn is_utf8(text: &[u8]) -> bool {
 #[inline(always)]
 fn is_ascii(text: &[u8]) -> bool {
     const HIGH: u64 = 0x8080_8080_8080_8080;
-    let Some(tail) = text.last_chunk::<8>() else {
-        return text.iter().fold(0, |all, byte| all | byte) < 0x80;
-    };
-    let words = text.chunks_exact(8).map(|word| {
-        let mut bytes = [0; 8];
-        bytes.copy_from_slice(word);
-        u64::from_ne_bytes(bytes)
-    });
-    words.fold(u64::from_ne_bytes(*tail), |all, word| all | word) & HIGH == 0
+    let mut all = text
+        .last_chunk::<8>()
+        .map_or(0, |tail| u64::from_ne_bytes(*tail));
+    let mut rest = text;
+    while let Some((word, after)) = rest.split_first_chunk::<8>() {
+        all |= u64::from_ne_bytes(*word);
+        rest = after;
+    }
+    if text.len() < 8 {
+        for byte in text {
+            all |= u64::from(*byte);
+        }
+    }
+    all & HIGH == 0
 }
