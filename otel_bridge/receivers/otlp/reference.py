@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 from opentelemetry.proto.common.v1 import common_pb2
@@ -26,6 +26,8 @@ from opentelemetry.proto.trace.v1 import trace_pb2
 from otel_bridge.batch import ATTRIBUTE, SCOPE, SPAN, STATUS_MESSAGE, Batch
 from otel_bridge.errors import MalformedRequestError
 from otel_bridge.model import Reject, Scope, SpanKind, StatusCode, ValueType
+from otel_bridge.receivers.otlp.reference_mend import mend
+from otel_bridge.wire import sized
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -34,8 +36,6 @@ if TYPE_CHECKING:
 
 _LARGEST = 2**32 - 1
 _OVERSIZED_SLOT = 2**16 - 1
-_MORE = 0x80
-"""A varint's continuation bit."""
 
 _ATTRIBUTES_FIELD = {
     Scope.SPAN: 9,
@@ -186,12 +186,12 @@ def _decode(data: bytes) -> tuple[Tree, int]:
         raise MalformedRequestError(f"not an ExportTraceServiceRequest: {error}") from error
     if _is_clean(data):
         return Tree(data, shell, spans), 0
-    mended = _mend(shell)
+    mended = mend(shell)
     rows = iter(spans)
     for scope_spans in scopes:
         for index, span in zip(range(len(scope_spans.spans)), rows, strict=False):
             if span is not None:
-                mended += _mend(span)
+                mended += mend(span)
                 # Written anew also when nothing was mended: a broken string may hide behind a later one.
                 scope_spans.spans[index] = span.SerializeToString()
     return Tree(shell.SerializeToString(), shell, spans), mended
@@ -207,7 +207,7 @@ def _scopes(shell: Any) -> list[Any]:
 def _decode_span(raw: bytes) -> Any:
     """A Span as it stands below a request: None when it is nested deeper than decoders go."""
     try:
-        request = _WHOLE(_REQUEST).FromString(_framed(1, _framed(2, _framed(2, raw))))
+        request = _WHOLE(_REQUEST).FromString(sized(1, sized(2, sized(2, raw))))
     except DecodeError:
         _check_flat(raw)
         return None
@@ -233,52 +233,6 @@ def _is_clean(data: bytes) -> bool:
     except DecodeError:
         return False
     return True
-
-
-_STRINGS = {
-    f"opentelemetry.proto.{name}": fields
-    for name, fields in {
-        "trace.v1.ResourceSpans": ("schema_url",),
-        "trace.v1.ScopeSpans": ("schema_url",),
-        "trace.v1.Span": ("trace_state", "name"),
-        "trace.v1.Span.Event": ("name",),
-        "trace.v1.Span.Link": ("trace_state",),
-        "trace.v1.Status": ("message",),
-        "common.v1.InstrumentationScope": ("name", "version"),
-        "common.v1.EntityRef": ("schema_url", "type", "id_keys", "description_keys"),
-        "common.v1.KeyValue": ("key",),
-        "common.v1.AnyValue": ("string_value",),
-    }.items()
-}
-
-
-def _mend(root: Any) -> int:
-    """Make every string below a message UTF-8; how many were not."""
-    mended = 0
-    messages = [root]
-    while messages:
-        message = messages.pop()
-        strings = _STRINGS.get(message.DESCRIPTOR.full_name, ())
-        for descriptor, value in message.ListFields():
-            if descriptor.message_type is not None:
-                messages.extend([value] if isinstance(value, Message) else value)
-            elif descriptor.name in strings:
-                mended += _mend_field(message, descriptor, value)
-    return mended
-
-
-def _mend_field(message: Any, descriptor: Any, value: Any) -> int:
-    if isinstance(value, bytes):
-        fixed = _utf8(value)
-        setattr(message, descriptor.name, fixed)
-        return int(fixed != value)
-    texts = list(value)
-    value[:] = [_utf8(text) for text in texts]
-    return sum(text != fixed for text, fixed in zip(texts, value, strict=True))
-
-
-def _utf8(text: bytes) -> bytes:
-    return text.decode("utf-8", "replace").encode()
 
 
 class _Columns:
@@ -329,7 +283,7 @@ class _Columns:
     def _span(self, raw: bytes, resource: int, scope: int) -> None:
         row = len(self.spans)
         span = self._tree.spans[row]
-        framed = _framed(2, raw)
+        framed = sized(2, raw)
         off = self._store(framed)
         place = (off, len(framed), off + len(framed) - len(raw))
         if span is None:
@@ -381,9 +335,9 @@ class _Columns:
             return
         value_type = _VALUE_TYPES[which]
         # Of unknown fields nothing is kept here: the content must be what the encoded attribute ends with.
-        member = _framed(value_type, content) if which in _WITH_CONTENT else item.value.SerializeToString()
-        encoded = _framed(1, key) + _framed(2, member)
-        framed = _framed(_ATTRIBUTES_FIELD[home.scope], encoded)
+        member = sized(value_type, content) if which in _WITH_CONTENT else item.value.SerializeToString()
+        encoded = sized(1, key) + sized(2, member)
+        framed = sized(_ATTRIBUTES_FIELD[home.scope], encoded)
         off = self._store(framed)
         self._tree.homes[off] = home
         record = (
@@ -391,7 +345,7 @@ class _Columns:
             row(),
             off + len(framed) - len(content) if which in _WITH_CONTENT else 0,
             len(content),
-            off + len(framed) - len(encoded) + len(_framed(1, key)) - len(key),
+            off + len(framed) - len(encoded) + len(sized(1, key)) - len(key),
             len(key),
             off,
             len(framed),
@@ -409,7 +363,7 @@ class _Columns:
         slot = self._exact.get((Scope.SPAN, STATUS_MESSAGE.encode()))
         if slot is None or not message:
             return
-        framed = _framed(_STATUS_MESSAGE_FIELD, message)
+        framed = sized(_STATUS_MESSAGE_FIELD, message)
         off = self._store(framed)
         self._tree.homes[off] = Home(Scope.SPAN, row, _STATUS, 0)
         again = (slot, row) in self._seen
@@ -607,13 +561,3 @@ class _Splice:
 def _delete(container: Any, places: list[int]) -> None:
     for place in reversed(places):
         del container[place]
-
-
-def _framed(number: int, content: bytes) -> bytes:
-    """A length-delimited field; numbers below 16."""
-    header, size = bytearray((number << 3 | 2,)), len(content)
-    while size >= _MORE:
-        header.append(size & 0x7F | _MORE)
-        size >>= 7
-    header.append(size)
-    return bytes(header) + content
