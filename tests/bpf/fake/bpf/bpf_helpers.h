@@ -1,0 +1,153 @@
+/* The kernel's helpers, faked: BPF programs compile as plain C against this and run on the host.
+ *
+ * A map's type, key and value are read off its declaration, as libbpf does from BTF. Arrays have all their
+ * elements; hash maps hold FAKE_ROOM. Time, the running thread and failures are set by the test.
+ */
+#ifndef FAKE_BPF_HELPERS_H
+#define FAKE_BPF_HELPERS_H
+
+#include <linux/bpf.h>
+#include <linux/types.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define SEC(name)
+#define __uint(name, value) int(*name)[value]
+#define __type(name, value) typeof(value) *name
+#undef __always_inline
+#define __always_inline inline __attribute__((always_inline))
+
+#define FAKE_ROOM 64
+#define FAKE_MAPS 16
+#define FAKE_BYTES 256
+
+struct task_struct;
+
+static struct {
+	__u64 now;
+	__u64 thread; /* tgid in the upper half, as the helper tells it */
+	struct task_struct *task;
+	bool ring_full;
+	int submitted;
+	char records[1024][FAKE_BYTES] __attribute__((aligned(8)));
+} fake;
+
+struct fake_map {
+	const void *declaration;
+	int used;
+	char keys[FAKE_ROOM][FAKE_BYTES] __attribute__((aligned(8)));
+	char values[FAKE_ROOM][FAKE_BYTES] __attribute__((aligned(8)));
+};
+
+static struct fake_map fake_maps[FAKE_MAPS];
+
+static struct fake_map *fake_map_of(const void *declaration)
+{
+	for (int i = 0; i < FAKE_MAPS; i++) {
+		if (!fake_maps[i].declaration)
+			fake_maps[i].declaration = declaration;
+		if (fake_maps[i].declaration == declaration)
+			return &fake_maps[i];
+	}
+	abort();
+}
+
+static int fake_find(const struct fake_map *map, const void *key, size_t size)
+{
+	for (int i = 0; i < map->used; i++)
+		if (!memcmp(map->keys[i], key, size))
+			return i;
+	return -1;
+}
+
+static int fake_update(const void *declaration, const void *key, size_t key_size, const void *value,
+		       size_t value_size, __u64 flags)
+{
+	struct fake_map *map = fake_map_of(declaration);
+	int at = fake_find(map, key, key_size);
+
+	if (at >= 0 && flags == BPF_NOEXIST)
+		return -17;
+	if (at < 0) {
+		if (map->used == FAKE_ROOM)
+			return -7;
+		at = map->used++;
+		memcpy(map->keys[at], key, key_size);
+	}
+	memcpy(map->values[at], value, value_size);
+	return 0;
+}
+
+static void *fake_lookup(const void *declaration, int type, const void *key, size_t key_size, size_t value_size)
+{
+	struct fake_map *map = fake_map_of(declaration);
+	int at = fake_find(map, key, key_size);
+	static const char zeroes[FAKE_BYTES];
+
+	if (at < 0 && (type == BPF_MAP_TYPE_ARRAY || type == BPF_MAP_TYPE_PERCPU_ARRAY)) {
+		fake_update(declaration, key, key_size, zeroes, value_size, 0);
+		at = fake_find(map, key, key_size);
+	}
+	return at < 0 ? NULL : map->values[at];
+}
+
+static int fake_delete(const void *declaration, const void *key, size_t key_size)
+{
+	struct fake_map *map = fake_map_of(declaration);
+	int at = fake_find(map, key, key_size);
+
+	if (at < 0)
+		return -2;
+	map->used--;
+	memmove(map->keys[at], map->keys[map->used], FAKE_BYTES);
+	memmove(map->values[at], map->values[map->used], FAKE_BYTES);
+	return 0;
+}
+
+#define FAKE_TYPE(map) ((int)(sizeof(*(map)->type) / sizeof(int)))
+#define bpf_map_lookup_elem(map, item)                                                                        \
+	((typeof((map)->value))fake_lookup(map, FAKE_TYPE(map), item, sizeof(*(map)->key), sizeof(*(map)->value)))
+#define bpf_map_update_elem(map, item, content, flags)                                                        \
+	fake_update(map, item, sizeof(*(map)->key), content, sizeof(*(map)->value), flags)
+#define bpf_map_delete_elem(map, item) fake_delete(map, item, sizeof(*(map)->key))
+
+static inline void *bpf_ringbuf_reserve(void *ring, __u64 size, __u64 flags)
+{
+	if (fake.ring_full)
+		return NULL;
+	/* What is not written shows. */
+	return memset(fake.records[fake.submitted], 0xa5, size);
+}
+
+static inline void bpf_ringbuf_submit(void *record, __u64 flags)
+{
+	fake.submitted++;
+}
+
+static inline __u64 bpf_ktime_get_boot_ns(void)
+{
+	return fake.now;
+}
+
+static inline __u64 bpf_get_current_pid_tgid(void)
+{
+	return fake.thread;
+}
+
+static inline struct task_struct *bpf_get_current_task_btf(void)
+{
+	return fake.task;
+}
+
+/* Neither the first page nor the upper half, which is the kernel's, is ever mapped for a program. */
+static inline long bpf_probe_read_user(void *to, __u32 size, const void *from)
+{
+	if ((long)from < 4096)
+		return -14;
+	memcpy(to, from, size);
+	return 0;
+}
+
+#endif
