@@ -39,6 +39,8 @@ def tls_server(authority: trustme.CA, *, hold: float = 0.0):
     server = socket.create_server(("127.0.0.1", 0), backlog=64)
 
     def answer(connection: socket.socket) -> None:
+        # From the first byte on: a busy client may connect long before its handshake begins.
+        connection.recv(1, socket.MSG_PEEK)
         time.sleep(hold)
         with suppress(OSError), connection, context.wrap_socket(connection, server_side=True) as secure:
             while data := secure.recv(1024):

@@ -114,9 +114,9 @@ def test_latency_is_that_of_the_outermost_call(watch):
 
 def test_calls_faster_than_the_threshold_are_no_events(watch):
     """Only what was slow is worth telling."""
-    monitor, worker = watch({"name": "slow", "symbol": "slow", "latency": True, "threshold": "5ms"})
+    monitor, worker = watch({"name": "slow", "symbol": "slow", "latency": True, "threshold": "60ms"})
     call(worker, "slow", 0, 1, span=1)
-    call(worker, "slow", 0, 6000, span=2)
+    call(worker, "slow", 0, 61_000, span=2)
     monitor.close()
     events = of(monitor, "slow")
     assert set(events["span_id"].tolist()) == {span_id(2)}
