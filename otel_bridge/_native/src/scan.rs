@@ -389,7 +389,8 @@ impl Scan<'_> {
                 CODE => *code = known(at.varint().within("code")?, STATUS_CODES),
                 MESSAGE => {
                     let content = self.text(&mut at, start).within("message")?;
-                    if let Some(slot) = self.plan.status_message {
+                    let wanted = self.plan.status_message.filter(|_| content.len > 0);
+                    if let Some(slot) = wanted {
                         let record = Attribute {
                             row: self.rows,
                             content,

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from otel_bridge.batch import Insert, Plan
 
 _LARGEST = 2**32 - 1
+_DEPTH = 100
+"""Messages that protobuf's decoders take in each other."""
 _OVERSIZED_SLOT = 2**16 - 1
 
 _ATTRIBUTES_FIELD = {
@@ -215,15 +217,15 @@ def _decode_span(raw: bytes) -> Any:
 
 
 def _check_flat(raw: bytes) -> None:
-    """Whether a span that could not be decoded is well formed, whatever its depth; raises DecodeError."""
+    """Whether a span that could not be decoded is well formed as deep as decoders go; raises DecodeError."""
     span = _FLAT("trace.v1.Span").FromString(raw)
     owners = [span, *span.events, *span.links]
     values = [item.value for owner in owners for item in owner.attributes]
-    while values:
-        value = values.pop()
-        values.extend(map(_FLAT("common.v1.AnyValue").FromString, value.array_value.values))
-        pairs = map(_FLAT("common.v1.KeyValue").FromString, value.kvlist_value.values)
-        values.extend(pair.value for pair in pairs)
+    for _ in range(_DEPTH):
+        arrays = [item for value in values for item in value.array_value.values]
+        pairs = [item for value in values for item in value.kvlist_value.values]
+        values = [_FLAT("common.v1.AnyValue").FromString(item) for item in arrays]
+        values += [_FLAT("common.v1.KeyValue").FromString(item).value for item in pairs]
 
 
 def _is_clean(data: bytes) -> bool:
