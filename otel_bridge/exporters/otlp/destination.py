@@ -15,7 +15,9 @@ from otel_bridge.errors import BridgeError, RetryableError
 from otel_bridge.exporters.otlp.answer import Delivered, Failed
 from otel_bridge.exporters.otlp.queue import Alarm, Item, MemoryQueue
 from otel_bridge.exporters.otlp.retry import Health, RetryPolicy, Suspects
+from otel_bridge.exporters.otlp.size_limit import SizeLimit
 from otel_bridge.exporters.otlp.split import Part, split
+from otel_bridge.exporters.otlp.throttle import Throttle
 from otel_bridge.model import Signal
 
 if TYPE_CHECKING:
@@ -31,80 +33,11 @@ _log = structlog.get_logger("otel_bridge.exporters.otlp")
 
 HIGH_WATER = 0.8
 """From this share of the memory on, requests go to disk at once."""
-LEARNED_FOR = 600.0
-"""A size limit that the destination made known is kept for so long, seconds."""
-SMALLEST_LEARNED = 64 << 10
-"""A limit that was only guessed is never remembered below this, bytes."""
-LOG_INTERVAL = 60.0
-"""Between two log lines of one kind, seconds."""
 DISK_PAUSE = 10.0
 """After a failure the disk is left alone for so long, seconds."""
 DRAIN_SHARE = 0.7
 """The part of the time to stop in that is spent on delivering; the rest is for the disk."""
 DROP_REASONS = ("refused", "oversize", "damaged", "disk_full")
-
-
-class Throttle:
-    """One log line of a kind in a while, with the number of those that were left out."""
-
-    def __init__(self, clock: Clock, interval: float = LOG_INTERVAL) -> None:
-        self._clock = clock
-        self._interval = interval
-        self._next: dict[str, float] = {}
-        self._left_out: dict[str, int] = {}
-
-    def due(self, kind: str) -> int | None:
-        """How many lines were left out before this one; None when this one is left out too."""
-        now = self._clock.monotonic()
-        if now < self._next.get(kind, now):
-            self._left_out[kind] = self._left_out.get(kind, 0) + 1
-            return None
-        self._next[kind] = now + self._interval
-        return self._left_out.pop(kind, 0)
-
-
-class SizeLimit:
-    """The largest request that the destination takes: as configured, as it said, or as it seems."""
-
-    def __init__(self, configured: int, clock: Clock) -> None:
-        self._configured = configured
-        self._clock = clock
-        self._learned = 0
-        self._told = False
-        self._until = 0.0
-        self._largest_delivered = 0
-
-    @property
-    def bytes(self) -> int:
-        """The limit now."""
-        return min(self._configured, self._learned) if self._remembered else self._configured
-
-    def forbids(self, size: int) -> bool:
-        """Whether a request is known to be too large, not only guessed."""
-        return size > self._configured or (self._remembered and self._told and size > self._learned)
-
-    def delivered(self, size: int) -> None:
-        """Note a request that went through."""
-        self._largest_delivered = max(self._largest_delivered, size)
-
-    def refused(self, size: int, told: int | None) -> int:
-        """Note a request that was too large; the answer is the size to cut it to."""
-        if told is not None and 0 < told < size:
-            self._remember(told, told=True)
-            return told
-        half = max(size // 2, 1)
-        if size > self._largest_delivered:
-            # Otherwise as large a request went through before, so the size is hardly the cause.
-            self._remember(max(half, self._largest_delivered, SMALLEST_LEARNED), told=False)
-        return half
-
-    @property
-    def _remembered(self) -> bool:
-        return self._clock.monotonic() < self._until
-
-    def _remember(self, limit: int, *, told: bool) -> None:
-        self._learned, self._told = limit, told
-        self._until = self._clock.monotonic() + LEARNED_FOR
 
 
 class Destination:

@@ -14,7 +14,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from otel_bridge import catalog
 from otel_bridge.exporters.otlp.answer import Delivered, Failed
 from otel_bridge.exporters.otlp.config import StorageConfig
-from otel_bridge.exporters.otlp.destination import LEARNED_FOR
+from otel_bridge.exporters.otlp.size_limit import LEARNED_FOR
 from otel_bridge.exporters.otlp.split import Part, split
 from otel_bridge.model import Signal
 from otel_bridge.telemetry import Telemetry
