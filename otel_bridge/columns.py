@@ -225,3 +225,13 @@ class Lineage:
 
 def _u4(column: U4) -> bytes:
     return (column if column.dtype == "<u4" else column.astype("<u4")).tobytes()
+
+
+def any_of(mask: NDArray[np.bool_]) -> bool:
+    """Whether any is true: `any` takes three times as long on a few spans."""
+    return int(np.count_nonzero(mask)) > 0
+
+
+def all_of(mask: NDArray[np.bool_]) -> bool:
+    """Whether all are true: `all` takes three times as long on a few spans."""
+    return int(np.count_nonzero(mask)) == mask.size

@@ -9,7 +9,7 @@ import orjson
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from otel_bridge.columns import KeyPatterns, Words, same_text
+from otel_bridge.columns import KeyPatterns, Words, all_of, any_of, same_text
 from otel_bridge.model import ValueType
 from otel_bridge.processors.enrich import vocabulary
 from otel_bridge.processors.enrich.values import INT, STRING, Bad, Numbers, Reader, Texts, index_of, where
@@ -74,7 +74,7 @@ class Source:
             made = work.of_system(system)
             if made is not None:
                 theirs = made[records["row"]] & (records["type"] == INT)
-                if theirs.any():
+                if any_of(theirs):
                     yield from self._readers[unit].records(work.batch, records[theirs])
                     records = records[~theirs]
         if len(records):
@@ -151,21 +151,21 @@ class FactStep:
         for found in self._believed(work, self._reader.records(work.batch, records)):
             chosen.take(found)
             wrong = mistyped[found.rows]
-            if wrong.any():
+            if any_of(wrong):
                 self._write(work, found[wrong])
 
     def _take(self, work: Work, chosen: Chosen, source: Source) -> None:
         done = np.zeros(work.size, np.bool_) if self._remove and source.removable else None
         for found in self._believed(work, source.read(work)):
             fresh = ~chosen.has[found.rows]
-            if not fresh.all():
+            if not all_of(fresh):
                 same = chosen.same(work, found, ~fresh)
                 if done is not None:
                     done[found.rows[~fresh][same]] = True
                 if source.old.conflicts:
                     chosen.disagree(found.rows[~fresh][~same])
-            if fresh.any():
-                new = found if fresh.all() else found[fresh]
+            if any_of(fresh):
+                new = found if all_of(fresh) else found[fresh]
                 chosen.take(new)
                 self._write(work, new)
                 if done is not None:
@@ -192,7 +192,7 @@ class FactStep:
                 if len(found.rows) < work.size:
                     limits = limits[found.rows]
                 plausible = (found.values >= 0) & (found.values <= limits)
-                if not plausible.all():
+                if not all_of(plausible):
                     work.note(self.fact.key, Bad("implausible", found.rows[~plausible]))
                     found = found[plausible]  # noqa: PLW2901 (what is left of it)
                 yield found
@@ -286,7 +286,7 @@ class WordStep:
             if source.slot in work.present:
                 self._take(work, source, spellings, known)
         self.infer(work, known.has)
-        if known.conflicts.any():
+        if any_of(known.conflicts):
             work.conflicts[self.fact.key] += int(known.conflicts.sum())
 
     def infer(self, work: Work, has: Mask) -> None:
@@ -308,7 +308,7 @@ class WordStep:
                 other = (names != UNKNOWN) & (
                     self._well_known.lookup(found.data, found.offs, found.lens) == UNKNOWN
                 )
-                if other.any():
+                if any_of(other):
                     self.write(work, found.rows[other], names[other])
                     self._cut_current(work, found.rows[other])
 
@@ -325,14 +325,14 @@ class WordStep:
                 known.conflicts[found.rows[differs]] = True
             done[found.rows[told & ~differs]] = True
             new = fresh & named
-            if new.any():
+            if any_of(new):
                 rows = found.rows[new]
                 self.write(work, rows, names[new])
                 known.take(rows, names[new])
                 done[rows] = True
                 self._cut_current(work, rows)
             other = fresh & ~named
-            if self.open_ended and other.any():
+            if self.open_ended and any_of(other):
                 rest = found[other]
                 words = [piece.decode().lower() for piece in rest.pieces()]
                 work.batch.set_texts(self.fact.key, rest.rows, words)

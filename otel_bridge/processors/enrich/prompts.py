@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from otel_bridge.columns import MALFORMED, NO_MATCH, JsonPaths, KeyPatterns, Words
+from otel_bridge.columns import MALFORMED, NO_MATCH, JsonPaths, KeyPatterns, Words, any_of
 from otel_bridge.model import Scope
 from otel_bridge.processors.enrich import defaults, vocabulary
 from otel_bridge.processors.enrich.values import ARRAY, KVLIST, STRING, Bad, Numbers
@@ -117,12 +117,12 @@ class PromptSource:
                 continue
             lengths = measure.lengths(work)
             found = need & (lengths >= 0)
-            if found.any():
+            if any_of(found):
                 rows = np.flatnonzero(found).astype("<u4")
                 yield Numbers(rows, lengths[found])
                 need &= ~found
             malformed = need & (lengths == MALFORMED)
-            if malformed.any():
+            if any_of(malformed):
                 yield Bad("malformed", np.flatnonzero(malformed).astype("<u4"))
 
 
@@ -160,12 +160,12 @@ class _Structured:
         json = strings & is_json(batch, records)
         for shape in self._shapes:
             open_ones = json & (out < 0)
-            if open_ones.any():
+            if any_of(open_ones):
                 some = records[open_ones]
                 out[open_ones] = shape.text_bytes(batch.data, some["off"], some["len"])
             for kind in (ARRAY, KVLIST):
                 these = (types == kind) & (out < 0)
-                if these.any():
+                if any_of(these):
                     some = records[these]
                     out[these] = shape.any_value_bytes(
                         batch.data, some["off"], some["len"], kvlist=kind == KVLIST
@@ -198,7 +198,7 @@ class _Flattened:
         if self._parts is not None and len(records):
             first = np.frombuffer(batch.data, "u1")[np.where(sizes > 0, records["off"], 0)]
             listed = (first == OPEN_BRACKETS[1]) & (sizes > 0)
-            if listed.any():
+            if any_of(listed):
                 some = records[listed]
                 inner = self._parts.text_bytes(batch.data, some["off"], some["len"])
                 sizes[listed] = np.where(inner >= 0, inner, sizes[listed])

@@ -8,7 +8,7 @@ from urllib.parse import unquote_plus
 import numpy as np
 
 from otel_bridge import catalog
-from otel_bridge.columns import MALFORMED, JsonPaths, Words, query_int, query_param
+from otel_bridge.columns import MALFORMED, JsonPaths, Words, all_of, any_of, query_int, query_param
 from otel_bridge.model import Scope, SpanKind
 from otel_bridge.processors.enrich import config as settings
 from otel_bridge.processors.enrich import vocabulary
@@ -165,11 +165,11 @@ class BodyText:
             records = where(records, textual & is_json(batch, records))
             lengths = self._paths.text_bytes(batch.data, records["off"], records["len"])
             malformed = lengths == MALFORMED
-            if malformed.any():
+            if any_of(malformed):
                 yield Bad("malformed", records["row"][malformed])
             found = lengths >= 0
             numbers = Numbers(records["row"], lengths)
-            yield from self._reader.within(numbers if found.all() else numbers[found])
+            yield from self._reader.within(numbers if all_of(found) else numbers[found])
 
 
 class Prompt:
@@ -202,7 +202,7 @@ class Query:
             if slot not in work.present:
                 continue
             records = picked(work.batch.column(slot), need)
-            records = records if (records["type"] == STRING).all() else records[records["type"] == STRING]
+            records = records if all_of(records["type"] == STRING) else records[records["type"] == STRING]
             for found in self._of(work, records, bare=bare):
                 if not isinstance(found, Bad):
                     need[found.rows] = False
@@ -221,7 +221,7 @@ class Query:
             Texts(records["row"][plain], data, matches["off"][plain], matches["len"][plain])
         )
         escaped = matches["escaped"]
-        if escaped.any():
+        if any_of(escaped):
             raws = matches[escaped][["off", "len"]].tolist()
             pieces = [unquote_plus(work.batch.text(off, length)).encode() for off, length in raws]
             yield from self._reader.texts(joined(records["row"][escaped], pieces))
@@ -238,7 +238,7 @@ class ResourceKeys:
         """The values of spans that need one."""
         need = need & work.llm
         for slot in self.slots:
-            if slot in work.present and need.any():
+            if slot in work.present and any_of(need):
                 for found in self._reader.records(work.batch, of_spans(work, slot, need)):
                     if not isinstance(found, Bad):
                         need[found.rows] = False
@@ -400,7 +400,7 @@ class Search:
             if source.slots and not work.any(source.slots):
                 continue
             need = self.need & work.of_kind(step.kinds)
-            if not need.any():
+            if not any_of(need):
                 continue
             values: Iterable[Found]
             if isinstance(source, Parent | Paired):
@@ -416,7 +416,7 @@ class Search:
 
     def _take(self, step: Step, found: Texts | Numbers, *, explain: bool) -> None:
         fresh = self.need[found.rows]
-        if not fresh.all():
+        if not all_of(fresh):
             found = found[fresh]
         batch = self._work.batch
         self.need[found.rows] = False

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 import numpy as np
 
 from otel_bridge.batch import Insert, doubles
-from otel_bridge.columns import JsonType, Parsed, Words, first_text, parse_double, parse_int
+from otel_bridge.columns import JsonType, Parsed, Words, all_of, any_of, first_text, parse_double, parse_int
 from otel_bridge.model import ValueType
 from otel_bridge.processors.enrich.vocabulary import PER_SECOND
 
@@ -157,7 +157,7 @@ class Reader:
             return
         types = records["type"]
         first = types[0]
-        if len(types) == 1 or (types == first).all():
+        if len(types) == 1 or all_of(types == first):
             if first == STRING:
                 yield from self.texts(_texts_of(batch, records))
                 return
@@ -177,7 +177,7 @@ class Reader:
             others = records[~texts & (types != ARRAY) & (types != EMPTY)]
             if len(others):
                 yield Bad("wrong_type", others["row"])
-        if texts.any():
+        if any_of(texts):
             yield from self.texts(_texts_of(batch, records[texts]))
         yield from self._first_of_arrays(batch, records[types == ARRAY])
 
@@ -189,7 +189,7 @@ class Reader:
             return
         if self.kind == "string":
             fits = texts.lens <= self.max_length
-            if fits.all():
+            if all_of(fits):
                 yield texts
                 return
             yield Bad("too_long", texts.rows[~fits])
@@ -201,7 +201,7 @@ class Reader:
             yield from self.parsed(texts.rows, values, states)
         else:
             words = _BOOLEANS.lookup(texts.data, texts.offs, texts.lens)
-            if (words < 0).any():
+            if any_of(words < 0):
                 yield Bad("wrong_type", texts.rows[words < 0])
             known = words >= 0
             yield Numbers(texts.rows[known], words[known] < _TRUE_WORDS)
@@ -212,16 +212,16 @@ class Reader:
         plain = (types == JsonType.STRING) & ~matches["escaped"]
         numbers = (types == JsonType.NUMBER) if self.kind in ("int", "double") else np.zeros(len(types), bool)
         both = plain | numbers
-        if both.any():
+        if any_of(both):
             picked = matches[both]
             yield from self.texts(Texts(rows[both], batch.data, picked["off"], picked["len"]))
         escaped = (types == JsonType.STRING) & matches["escaped"]
-        if escaped.any():
+        if any_of(escaped):
             yield from self.texts(_unescaped(batch, rows[escaped], matches[escaped]))
         truths = (types == JsonType.TRUE) | (types == JsonType.FALSE)
-        if self.kind == "bool" and truths.any():
+        if self.kind == "bool" and any_of(truths):
             yield Numbers(rows[truths], types[truths] == JsonType.TRUE)
-        elif truths.any():
+        elif any_of(truths):
             yield Bad("wrong_type", rows[truths])
 
     def within(self, numbers: Numbers) -> Iterator[Found]:
@@ -235,7 +235,7 @@ class Reader:
             fits &= values >= self.minimum
         if self.maximum is not None:
             fits &= values <= self.maximum
-        if fits.all():
+        if all_of(fits):
             yield numbers
             return
         negative = (values < 0) & ~fits
@@ -245,7 +245,7 @@ class Reader:
         ):
             if len(rows):
                 yield Bad(reason, rows)
-        if fits.any():
+        if any_of(fits):
             yield numbers[fits]
 
     def _numbers(self, records: NDArray[np.void]) -> Iterator[Found]:
@@ -255,27 +255,27 @@ class Reader:
         bools = types == BOOL
         usable = (bools | ints) if self.kind == "bool" else (ints | floats)
         foreign = ~usable & (types != ARRAY) & (types != EMPTY)
-        if foreign.any():
+        if any_of(foreign):
             yield Bad("wrong_type", rows[foreign])
-        if not usable.any():
+        if not any_of(usable):
             return
         if self.kind == "bool":
             values = records["value"][usable]
             truth = (values == 0) | (values == 1)
-            if not truth.all():
+            if not all_of(truth):
                 yield Bad("wrong_type", rows[usable][~truth])
             yield Numbers(rows[usable][truth], values[truth] == 1)
         elif self.kind == "double":
             numbers = np.where(floats, doubles(records), records["value"].astype("<f8"))[usable]
             yield from self._finite(rows[usable], numbers)
-        elif ints.any():
+        elif any_of(ints):
             yield from self.within(Numbers(rows[ints], np.ascontiguousarray(records["value"][ints])))
-        if self.kind == "int" and floats.any():
+        if self.kind == "int" and any_of(floats):
             yield from self._whole(rows[floats], doubles(records[floats]))
 
     def _finite(self, rows: Rows, values: NDArray[np.float64]) -> Iterator[Found]:
         finite = np.isfinite(values)
-        if not finite.all():
+        if not all_of(finite):
             yield Bad("not_a_number", rows[~finite])
             rows, values = rows[finite], values[finite]
         if self.unit is not None and self.unit != "s":
@@ -285,9 +285,9 @@ class Reader:
     def _whole(self, rows: Rows, values: NDArray[np.float64]) -> Iterator[Found]:
         whole = np.isfinite(values) & (np.abs(values) < WHOLE)
         whole[whole] &= values[whole] == np.trunc(values[whole])
-        if not whole.all():
+        if not all_of(whole):
             yield Bad("not_whole", rows[~whole])
-        if whole.any():
+        if any_of(whole):
             yield from self.within(Numbers(rows[whole], values[whole].astype("<i8")))
 
     def parsed(
@@ -295,13 +295,13 @@ class Reader:
     ) -> Iterator[Found]:
         """Numbers as a kernel read them, with how each went (Parsed)."""
         good = states == Parsed.OK
-        if not good.all():
+        if not all_of(good):
             for state, reason in (
                 (Parsed.NOT_A_NUMBER, "not_a_number"),
                 (Parsed.OUT_OF_RANGE, "out_of_range"),
             ):
                 bad = states == state
-                if bad.any():
+                if any_of(bad):
                     yield Bad(reason, rows[bad])
             rows, values = rows[good], values[good]
         if len(rows):
@@ -312,9 +312,9 @@ class Reader:
             return
         rows, found = records["row"], first_text(batch.data, records["off"], records["len"])
         some = found["type"] > 0
-        if not some.all():
+        if not all_of(some):
             foreign = ~some & (records["len"] > 0)
-            if foreign.any():
+            if any_of(foreign):
                 yield Bad("wrong_type", rows[foreign])
             rows, found = rows[some], found[some]
         yield from self.texts(Texts(rows, batch.data, found["off"], found["len"]))
@@ -322,7 +322,7 @@ class Reader:
 
 def where(records: NDArray[np.void], keep: Mask) -> NDArray[np.void]:
     """The records that a mask keeps; themselves when that is all of them, since copying is what costs."""
-    return records if keep.all() else records[keep]
+    return records if all_of(keep) else records[keep]
 
 
 def _texts_of(batch: Batch, records: NDArray[np.void]) -> Texts:
