@@ -19,6 +19,8 @@ from otel_bridge.processors.join.join import Join
 from otel_bridge.processors.redact.redact import Redact
 
 if TYPE_CHECKING:
+    from prometheus_client import Histogram
+
     from otel_bridge.batch import Batch, Plan
     from otel_bridge.contracts import Clock, Codec, Exporter, TraceProcessor
     from otel_bridge.events import KernelEvents
@@ -83,6 +85,7 @@ class Pipeline:
         self._incoming = telemetry.counter(catalog.PROCESSOR_INCOMING)
         self._outgoing = telemetry.counter(catalog.PROCESSOR_OUTGOING)
         self._duration = telemetry.histogram(catalog.PROCESSOR_DURATION)
+        self._durations: dict[str, Histogram] = {}
         self._sweeper: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -171,7 +174,10 @@ class Pipeline:
 
     def _observe(self, step: str, since: float) -> float:
         now = time.perf_counter()
-        self._duration.labels(step).observe(now - since)
+        duration = self._durations.get(step)
+        if duration is None:
+            duration = self._durations[step] = self._duration.labels(step)
+        duration.observe(now - since)
         return now
 
 

@@ -27,6 +27,8 @@ from otel_bridge.processors.enrich.work import Landmarks, Work
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from prometheus_client import Counter
+
     from otel_bridge.batch import Batch, PlanBuilder
     from otel_bridge.processors.enrich.config import EnrichConfig, ExtraKey
     from otel_bridge.processors.enrich.targets import Search
@@ -86,14 +88,15 @@ class Enrich:
             if inherits
             else {}
         )
-        self._resolved = telemetry.counter(catalog.ENRICH_RESOLVED)
+        resolved = telemetry.counter(catalog.ENRICH_RESOLVED)
+        self._resolved_by: dict[tuple[str, str], Counter] = {}
         self._bad = telemetry.counter(catalog.ENRICH_BAD_VALUES)
         self._conflicts = telemetry.counter(catalog.ENRICH_CONFLICTS)
         for target in self._targets:
             names = {step.name for step in (*target.first, *target.last)}
             for name in SOURCE_NAMES:
                 if name in names:
-                    self._resolved.labels(target.key, name)
+                    self._resolved_by[target.key, name] = resolved.labels(target.key, name)
             for reason in REASONS:
                 self._bad.labels(target.key, reason)
 
@@ -153,7 +156,7 @@ class Enrich:
     def _count(self, work: Work, searches: list[Search]) -> None:
         for search in searches:
             for source, spans in search.resolved.items():
-                self._resolved.labels(search.target.key, source).inc(spans)
+                self._resolved_by[search.target.key, source].inc(spans)
         for (target, reason), values in work.bad.items():
             self._bad.labels(target, reason).inc(values)
         for target, spans in work.conflicts.items():
