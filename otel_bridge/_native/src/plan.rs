@@ -184,3 +184,59 @@ fn hash(key: &[u8]) -> u64 {
     };
     (head.wrapping_mul(ODD) ^ tail.rotate_left(29) ^ key.len() as u64).wrapping_mul(ODD)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn want(place: Place, key: &str, prefix: bool) -> Want {
+        Want {
+            place,
+            key: key.into(),
+            prefix,
+        }
+    }
+
+    #[test]
+    fn each_key_finds_its_slot_in_its_place_alone() {
+        let keys: Vec<String> = (0..500)
+            .map(|number| format!("gen_ai.{number}.content"))
+            .collect();
+        let wants: Vec<Want> = keys
+            .iter()
+            .map(|key| want(Place::Event, key, false))
+            .collect();
+        let plan = Plan::new(&wants, None);
+        for (slot, key) in (0..).zip(&keys) {
+            assert_eq!(plan.matcher(Place::Event).exact(key.as_bytes()), Some(slot));
+            assert_eq!(plan.matcher(Place::Span).exact(key.as_bytes()), None);
+        }
+        for missing in ["", "gen_ai.500.content", "gen_ai.1.contenu", "gen_ai."] {
+            assert_eq!(plan.matcher(Place::Event).exact(missing.as_bytes()), None);
+        }
+    }
+
+    #[test]
+    fn all_prefixes_of_a_key_are_found() {
+        let wants = ["gen_ai.", "", "gen_ai.prompt.", "llm.", "g"];
+        let wants = wants.map(|key| want(Place::Span, key, true));
+        let plan = Plan::new(&wants, None);
+        let found = |key: &str| {
+            let mut slots: Vec<u16> = plan.matcher(Place::Span).prefixes(key.as_bytes()).collect();
+            slots.sort();
+            slots
+        };
+        assert_eq!(found("gen_ai.prompt.0"), [0, 1, 2, 4]);
+        assert_eq!(found("llm.x"), [1, 3]);
+        assert_eq!(found("zzz"), [1]);
+        assert_eq!(found(""), [1]);
+        assert!(!plan.matcher(Place::Link).answer(b"gen_ai.x").prefixed);
+    }
+
+    #[test]
+    fn a_plan_of_nothing_answers_nothing() {
+        let plan = Plan::new(&[], None);
+        assert_eq!(plan.matcher(Place::Span).answer(b"k"), Answer::default());
+        assert_eq!(plan.matcher(Place::Span).answer(b""), Answer::default());
+    }
+}

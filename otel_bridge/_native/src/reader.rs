@@ -292,3 +292,55 @@ pub fn put_varint(out: &mut Vec<u8>, mut value: u64) {
 pub fn varint_len(value: u64) -> usize {
     (70 - (value | 1).leading_zeros() as usize) / 7
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn varint(bytes: &[u8]) -> Read<u64> {
+        Reader::new(bytes, 0, bytes.len()).varint()
+    }
+
+    #[test]
+    fn varints_are_written_as_they_are_read() {
+        for shift in 0..64 {
+            for value in [1u64 << shift, (1 << shift) - 1, u64::MAX >> shift] {
+                let mut out = Vec::new();
+                put_varint(&mut out, value);
+                assert_eq!(out.len(), varint_len(value));
+                assert_eq!(varint(&out), Ok(value));
+            }
+        }
+    }
+
+    #[test]
+    fn varints_end_after_ten_bytes() {
+        assert_eq!(varint(&[0x80, 0x00]), Ok(0));
+        assert_eq!(varint(&[&[0xff; 9][..], &[0x7f]].concat()), Ok(u64::MAX));
+        assert_eq!(varint(&[0xff; 10]).unwrap_err().cause, Cause::Varint);
+        assert_eq!(varint(&[0x80]).unwrap_err().cause, Cause::Truncated);
+    }
+
+    #[test]
+    fn tags_have_five_bytes_and_a_number() {
+        let tag = |bytes: &[u8]| Reader::new(bytes, 0, bytes.len()).tag();
+        assert_eq!(tag(&[0x8a, 0x80, 0x80, 0x80, 0x00]), Ok(10));
+        for bad in [&[0x07][..], &[0x80; 6], &[0x8a, 0x80, 0x80, 0x80, 0x10]] {
+            assert_eq!(tag(bad).unwrap_err().cause, Cause::Tag);
+        }
+    }
+
+    #[test]
+    fn groups_are_skipped_whole() {
+        let skip = |bytes: &[u8]| {
+            let mut reader = Reader::new(bytes, 0, bytes.len());
+            let tag = reader.tag()?;
+            reader.skip(tag, DEPTH).map(|()| reader.pos)
+        };
+        assert_eq!(skip(&[0x23, 0x2b, 0x08, 0x01, 0x2c, 0x24, 0x08]), Ok(6));
+        assert_eq!(skip(&[0x23, 0x2c]).unwrap_err().cause, Cause::GroupEnd);
+        assert_eq!(skip(&[0x24]).unwrap_err().cause, Cause::GroupEnd);
+        assert_eq!(skip(&[0x26]).unwrap_err().cause, Cause::WireType(6));
+        assert_eq!(skip(&[0x23; 101]).unwrap_err().cause, Cause::TooDeep);
+    }
+}

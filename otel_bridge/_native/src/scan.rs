@@ -848,3 +848,43 @@ fn is_ascii(text: &[u8]) -> bool {
     }
     all & HIGH == 0
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn empty_resources_and_scopes_cost_no_memory() {
+        let data = [0x0a, 2, 0x12, 0].repeat(1_000_000);
+        let scanned = scan(&data, &Plan::new(&[], None), Scanned::default()).unwrap();
+        assert_eq!((scanned.resources, scanned.capacity()), (0, 0));
+    }
+
+    #[test]
+    fn short_texts_are_compared_and_checked_like_any() {
+        let text: Vec<u8> = (1..60).collect();
+        for len in 0..text.len() {
+            let one = &text[..len];
+            assert!(same(one, &one.to_vec()));
+            assert!(is_ascii(one));
+            for index in 0..len {
+                let mut other = one.to_vec();
+                other[index] |= 0x80;
+                assert!(!same(one, &other));
+                assert!(!is_ascii(&other));
+            }
+        }
+    }
+
+    #[test]
+    fn plain_varints_are_what_the_reader_reads() {
+        for shift in 0..64 {
+            let mut bytes = Vec::new();
+            crate::reader::put_varint(&mut bytes, u64::MAX >> shift);
+            assert_eq!(plain_varint(&bytes), Some(u64::MAX >> shift));
+            assert_eq!(plain_varint(&bytes[..bytes.len() - 1]), None);
+            bytes.push(0);
+            assert_eq!(plain_varint(&bytes), None);
+        }
+    }
+}
