@@ -6,6 +6,8 @@ import asyncio
 from dataclasses import dataclass, field
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from otel_bridge import catalog
 from otel_bridge.errors import MalformedRequestError, QueueFullError, RetryableError
@@ -198,3 +200,54 @@ async def test_a_reload_never_splits_a_batch():
     await task
     await bench.pipeline.consume_traces(trace_request([{"attributes": {"gen_ai.prompt": "text"}}]))
     assert [b"text" in payload for _, payload, _ in bench.exporter.sent] == [True, False]
+
+
+_values = st.recursive(
+    st.text(max_size=12)
+    | st.booleans()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.floats(allow_nan=False)
+    | st.binary(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=6,
+)
+_known = st.sampled_from(
+    [
+        "gen_ai.system",
+        "gen_ai.usage.prompt_tokens",
+        "llm.model_name",
+        "http.request.body",
+        "url.query",
+        "input.value",
+    ]
+)
+_spans = st.fixed_dictionaries(
+    {
+        "attributes": st.dictionaries(_known | st.text(max_size=10), _values, max_size=6),
+        "name": st.text(max_size=10),
+        "kind": st.integers(0, 5),
+        "parent_span_id": st.sampled_from([b"", bytes(8), b"\x07" * 8]),
+        "start_time_unix_nano": st.integers(0, 2**64 - 1),
+        "end_time_unix_nano": st.integers(0, 2**64 - 1),
+        "trace_state": st.text(max_size=10),
+        "flags": st.integers(0, 2**32 - 1),
+    }
+)
+
+
+@given(st.lists(_spans, min_size=1, max_size=5))
+def test_what_comes_out_is_what_went_in_plus_the_enrichment(spans):
+    """Every field and every attribute that is no GenAI fact is as it was; what is added is a GenAI fact."""
+    sent = trace_request(spans)
+    bench = Bench(redact={"enabled": False})
+    asyncio.run(bench.pipeline.consume_traces(sent))
+    ((_, payload, items),) = bench.exporter.sent
+    assert items == len(spans)
+    for before, after in zip(spans_of(sent), spans_of(payload), strict=True):
+        ours = [kept for kept in after.attributes if not kept.key.startswith(("gen_ai.", "llm."))]
+        theirs = [given for given in before.attributes if not given.key.startswith(("gen_ai.", "llm."))]
+        assert ours == theirs
+        assert {kept.key for kept in after.attributes} >= {given.key for given in before.attributes}
+        for span in (before, after):
+            del span.attributes[:]
+        assert before == after
