@@ -4,7 +4,7 @@ use std::cell::Cell;
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
+use pyo3::types::{PyBytes, PyList, PyMemoryView, PySlice};
 
 use crate::mend::Rewrite;
 use crate::plan;
@@ -22,6 +22,9 @@ thread_local! {
 
 /// More memory than this is given back after a scan.
 const WORTH_KEEPING: usize = 4 * 1024 * 1024;
+
+/// Pieces of this many bytes on average are joined by Python.
+const WORTH_JOINING: usize = 4 * 1024;
 
 /// Below this many bytes other threads lose less by waiting than by being woken.
 const WORTH_RELEASING: usize = 64 * 1024;
@@ -135,7 +138,7 @@ fn read_again<'py>(
 ) -> PyResult<(Bound<'py, PyBytes>, Scanned)> {
     let rows = scanned.spans.len() / SPAN_SIZE;
     let rope = rewrite.splice(data.as_bytes(), rows).map_err(refused)?;
-    let rewritten = written(py, &rope)?;
+    let rewritten = written(py, data, &rope)?;
     let scanned = read(py, &rewritten, plan)?;
     Ok((rewritten, scanned))
 }
@@ -225,7 +228,7 @@ fn splice<'py>(
     } else {
         splice_bytes(bytes, edits)
     };
-    written(py, &rope.map_err(refused)?)
+    written(py, &data, &rope.map_err(refused)?)
 }
 
 fn insert<'a>((kind, key, rows, values, lens, blob): &'a InsertArgs<'_>) -> PyResult<Insert<'a>> {
@@ -276,11 +279,39 @@ fn swaps<'a>((offs, lens, sizes, blob): &'a ReplacementArgs<'_>) -> PyResult<Vec
     Ok(out)
 }
 
-fn written<'py>(py: Python<'py>, rope: &Rope<'_>) -> PyResult<Bound<'py, PyBytes>> {
+fn written<'py>(
+    py: Python<'py>,
+    data: &Bound<'py, PyBytes>,
+    rope: &Rope<'_>,
+) -> PyResult<Bound<'py, PyBytes>> {
+    if rope.size() >= WORTH_JOINING * rope.parts().len() {
+        return joined(py, data, rope);
+    }
     PyBytes::new_with(py, rope.size(), |out| {
         rope.write(out);
         Ok(())
     })
+}
+
+/// Python's own join, because `PyBytes::new_with` fills memory with zeros first.
+fn joined<'py>(
+    py: Python<'py>,
+    data: &Bound<'py, PyBytes>,
+    rope: &Rope<'_>,
+) -> PyResult<Bound<'py, PyBytes>> {
+    let whole = PyMemoryView::from(data)?;
+    let parts = PyList::empty(py);
+    for (bytes, off) in rope.parts() {
+        match off.filter(|_| bytes.len() >= WORTH_JOINING) {
+            Some(off) => {
+                let stretch = PySlice::new(py, off as isize, (off + bytes.len()) as isize, 1);
+                parts.append(whole.get_item(stretch)?)?;
+            }
+            None => parts.append(PyBytes::new(py, bytes))?,
+        }
+    }
+    let out = PyBytes::new(py, b"").call_method1("join", (parts,))?;
+    Ok(out.cast_into()?)
 }
 
 fn refused(misfit: Misfit) -> PyErr {

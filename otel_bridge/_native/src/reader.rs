@@ -278,8 +278,17 @@ pub fn deeper(depth: u32, at: usize) -> Read<u32> {
 }
 
 /// Appends a varint.
-#[inline]
-pub fn put_varint(out: &mut Vec<u8>, mut value: u64) {
+#[inline(always)]
+pub fn put_varint(out: &mut Vec<u8>, value: u64) {
+    match value {
+        0..=0x7f => out.push(value as u8),
+        0x80..=0x3fff => out.extend_from_slice(&[value as u8 | 0x80, (value >> 7) as u8]),
+        _ => put_long_varint(out, value),
+    }
+}
+
+#[inline(never)]
+fn put_long_varint(out: &mut Vec<u8>, mut value: u64) {
     while value >= 0x80 {
         out.push(value as u8 | 0x80);
         value >>= 7;

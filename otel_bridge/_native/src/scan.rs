@@ -865,7 +865,8 @@ mod tests {
         let text: Vec<u8> = (1..60).collect();
         for len in 0..text.len() {
             let one = &text[..len];
-            assert!(same(one, &one.to_vec()));
+            let copy = one.to_vec();
+            assert!(same(one, &copy));
             assert!(is_ascii(one));
             for index in 0..len {
                 let mut other = one.to_vec();

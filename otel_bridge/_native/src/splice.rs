@@ -126,16 +126,23 @@ impl<'a> Rope<'a> {
 
     /// Writes everything; `out` has exactly `size` bytes.
     pub fn write(&self, mut out: &mut [u8]) {
-        for piece in &self.pieces {
-            let source = match piece.source {
-                Source::Data => self.data,
-                Source::Fresh => &self.fresh,
-                Source::Other(index) => self.others[index as usize],
-            };
-            let (here, rest) = out.split_at_mut(piece.len);
-            here.copy_from_slice(&source[piece.off..piece.off + piece.len]);
+        for (bytes, _) in self.parts() {
+            let (here, rest) = out.split_at_mut(bytes.len());
+            here.copy_from_slice(bytes);
             out = rest;
         }
+    }
+
+    /// The pieces in order; of those that are a stretch of the request also where it begins.
+    pub fn parts(&self) -> impl ExactSizeIterator<Item = (&[u8], Option<usize>)> {
+        self.pieces.iter().map(|piece| {
+            let (source, off) = match piece.source {
+                Source::Data => (self.data, Some(piece.off)),
+                Source::Fresh => (&self.fresh[..], None),
+                Source::Other(index) => (self.others[index as usize], None),
+            };
+            (&source[piece.off..piece.off + piece.len], off)
+        })
     }
 
     #[inline]
@@ -246,6 +253,7 @@ pub fn splice<'a>(data: &'a [u8], edits: Edits<'a>) -> Fit<Rope<'a>> {
         next: 0,
     };
     splice.rope.pieces.reserve(2 * edits.rows + 8);
+    splice.rope.fresh.reserve(splice.appends.fresh_estimate());
     splice.request()?;
     if splice.row != splice.rows {
         return misfit(format!(
@@ -282,8 +290,8 @@ struct Appends<'a> {
 }
 
 struct Prepared<'a> {
-    /// The KeyValue's key field, encoded.
-    key: Vec<u8>,
+    /// The KeyValue up to the length of its value, encoded.
+    head: Vec<u8>,
     values: Values<'a>,
     /// Where each piece of a blob ends.
     ends: Vec<usize>,
@@ -321,6 +329,17 @@ impl<'a> Appends<'a> {
         })
     }
 
+    /// About how many bytes are written anew: a field's framing, a number or a short text.
+    fn fresh_estimate(&self) -> usize {
+        let heads = self
+            .inserts
+            .iter()
+            .map(|insert| insert.head.len())
+            .max()
+            .unwrap_or(0);
+        self.items.len() * (heads + 24)
+    }
+
     #[inline]
     fn of(&self, row: usize) -> &[(u32, u32)] {
         match self.starts.get(row..row + 2) {
@@ -354,12 +373,13 @@ impl<'a> Prepared<'a> {
                 String::from_utf8_lossy(insert.key)
             ));
         }
-        let mut key = Vec::with_capacity(insert.key.len() + 6);
-        put_varint(&mut key, u64::from(tag(1, SIZED)));
-        put_varint(&mut key, insert.key.len() as u64);
-        key.extend_from_slice(insert.key);
+        let mut head = Vec::with_capacity(insert.key.len() + 8);
+        put_varint(&mut head, u64::from(tag(1, SIZED)));
+        put_varint(&mut head, insert.key.len() as u64);
+        head.extend_from_slice(insert.key);
+        head.push(VALUE);
         Ok(Self {
-            key,
+            head,
             values: insert.values,
             ends,
         })
@@ -419,12 +439,24 @@ impl Field<'_> {
         }
     }
 
+    /// The length of the whole field.
     #[inline]
-    fn len(&self, key: &[u8]) -> usize {
+    fn len(&self, head: &[u8]) -> usize {
         match self {
             Self::Raw(fields) => fields.len(),
-            _ => 1 + sized_len(key.len() + 1 + sized_len(self.value_len())),
+            _ => 1 + sized_len(head.len() + sized_len(self.value_len())),
         }
+    }
+
+    /// The tag of the member of AnyValue.
+    #[inline]
+    fn member(&self) -> u8 {
+        let (value_type, wire_type) = match self {
+            Self::Varint(value_type, _) => (*value_type, VARINT),
+            Self::Double(_) => (value_type::DOUBLE, FIXED64),
+            Self::Text(_) | Self::Slice(..) | Self::Raw(_) => (value_type::STRING, SIZED),
+        };
+        tag(u32::from(value_type), wire_type) as u8
     }
 }
 
@@ -584,7 +616,9 @@ impl<'a> Splice<'a> {
         let mut len = 0;
         for &(insert, item) in self.appends.of(row) {
             let prepared = &self.appends.inserts[insert as usize];
-            len += prepared.field(item as usize, self.data)?.len(&prepared.key);
+            len += prepared
+                .field(item as usize, self.data)?
+                .len(&prepared.head);
         }
         Ok(len)
     }
@@ -604,25 +638,17 @@ impl<'a> Splice<'a> {
                 continue;
             }
             let value_len = field.value_len();
+            let size = prepared.head.len() + sized_len(value_len);
             rope.fresh(|out| {
                 out.push(ATTRIBUTES);
-                put_varint(out, (prepared.key.len() + 1 + sized_len(value_len)) as u64);
-                out.extend_from_slice(&prepared.key);
-                out.push(VALUE);
+                put_varint(out, size as u64);
+                out.extend_from_slice(&prepared.head);
                 put_varint(out, value_len as u64);
+                out.push(field.member());
                 match field {
-                    Field::Varint(value_type, value) => {
-                        out.push(tag(u32::from(value_type), VARINT) as u8);
-                        put_varint(out, value);
-                    }
-                    Field::Double(bits) => {
-                        out.push(tag(u32::from(value_type::DOUBLE), FIXED64) as u8);
-                        out.extend_from_slice(&bits.to_le_bytes());
-                    }
-                    Field::Text(text) | Field::Slice(_, text) => {
-                        out.push(tag(u32::from(value_type::STRING), SIZED) as u8);
-                        put_varint(out, text.len() as u64);
-                    }
+                    Field::Varint(_, value) => put_varint(out, value),
+                    Field::Double(bits) => out.extend_from_slice(&bits.to_le_bytes()),
+                    Field::Text(text) | Field::Slice(_, text) => put_varint(out, text.len() as u64),
                     Field::Raw(_) => {}
                 }
             });
