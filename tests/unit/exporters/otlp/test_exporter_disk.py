@@ -78,9 +78,9 @@ async def test_known_to_be_down_requests_go_to_disk_at_once(clock, storage, tmp_
     assert telemetry.value(catalog.EXPORTER_QUEUE_BYTES, **where) > 0
     sender.answer = Delivered()
     await clock.advance(6)
-    await until(lambda: not files(tmp_path))
+    await until(lambda: telemetry.value(catalog.EXPORTER_QUEUE_REQUESTS, **where) == 0)
     assert b"".join(sender.delivered) == b"01234"
-    assert telemetry.value(catalog.EXPORTER_QUEUE_REQUESTS, **where) == 0
+    assert not files(tmp_path)
     await exporter.stop(1.0)
 
 
