@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from otel_bridge.contracts import Clock, Codec
     from otel_bridge.exporters.otlp.answer import Answer, Sender
     from otel_bridge.exporters.otlp.config import ExporterConfig
-    from otel_bridge.exporters.otlp.disk import DiskQueue, Loss, Record
+    from otel_bridge.exporters.otlp.disk import DiskQueue
+    from otel_bridge.exporters.otlp.loss import Loss
+    from otel_bridge.exporters.otlp.record import Record
     from otel_bridge.telemetry import Telemetry
 
 _log = structlog.get_logger("otel_bridge.exporters.otlp")

@@ -8,7 +8,9 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from otel_bridge.exporters.otlp.store import Append, DiskError, Loss, Record, Store
+from otel_bridge.exporters.otlp.disk_error import DiskError
+from otel_bridge.exporters.otlp.record import Append
+from otel_bridge.exporters.otlp.store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,9 +18,9 @@ if TYPE_CHECKING:
 
     from otel_bridge.contracts import Clock
     from otel_bridge.exporters.otlp.config import StorageConfig
+    from otel_bridge.exporters.otlp.loss import Loss
+    from otel_bridge.exporters.otlp.record import Record
     from otel_bridge.model import Signal
-
-__all__ = ["DiskError", "DiskQueue", "Loss", "Record"]
 
 
 @dataclass(slots=True)

@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 
 from otel_bridge.exporters.otlp.config import StorageConfig
+from otel_bridge.exporters.otlp.disk_error import DiskError, DiskFullError
+from otel_bridge.exporters.otlp.record import Append, Record
 from otel_bridge.exporters.otlp.salvage import PAGE_SIZE
-from otel_bridge.exporters.otlp.store import Append, DiskError, DiskFullError, Record, Store
+from otel_bridge.exporters.otlp.store import Store
 from otel_bridge.model import Signal
 from otel_bridge.testing import FakeClock
 
