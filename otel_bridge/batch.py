@@ -194,7 +194,7 @@ class Batch:
         starts: `attributes[starts[s]:starts[s + 1]]` is slot s; after all slots comes the group of the
             repeated occurrences of exact keys, and last the oversized attributes (slot 65535), which
             may stand in other groups too.
-        resources: how many resources there are.
+        resources: how many resources are numbered: those with spans or wanted attributes.
         mended: how many strings were not UTF-8 and now are.
     """
 

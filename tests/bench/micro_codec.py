@@ -120,9 +120,7 @@ def main() -> None:
         found = best({**steps(native, data), **by_reference, **known(data)})
         print(f"{name}: {spans:,} spans of {len(data) / spans:,.0f} bytes; ns of CPU a span")
         for step, seconds in found.items():
-            print(
-                f"  {step:22} {seconds / spans * 1e9:>9,.0f}   upb takes {found['upb'] / seconds:.2f} times this"
-            )
+            print(f"  {step:22} {seconds / spans * 1e9:>9,.0f}   upb {found['upb'] / seconds:.2f} times")
         for step in ("scan", "scan_splice"):
             results[f"codec.{name}.{step}_ns"] = found[step] / spans * 1e9
         results[f"codec.{name}.upb_ratio"] = found["upb"] / found["scan_splice"]

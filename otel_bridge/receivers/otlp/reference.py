@@ -49,6 +49,8 @@ _ATTRIBUTES_FIELD = {
 _STATUS_MESSAGE_FIELD = 2
 _STATUS = -1
 """The part of a span that its status is, in a `Home`."""
+_SPAN_KINDS = {int(kind) for kind in SpanKind}
+_STATUS_CODES = {int(code) for code in StatusCode}
 _VALUE_TYPES = {
     None: ValueType.EMPTY,
     "string_value": ValueType.STRING,
@@ -160,6 +162,7 @@ def _schema(*raw: str) -> Callable[[str], Any]:
                     item.ClearField("type_name")
         pool.Add(file)
 
+    @cache
     def message_class(name: str) -> Any:
         return GetMessageClass(pool.FindMessageTypeByName(f"opentelemetry.proto.{name}"))
 
@@ -309,8 +312,8 @@ class _Columns:
                 span.flags,
                 len(span.events),
                 len(span.links),
-                span.kind if span.kind in set(SpanKind) else 0,
-                span.status.code if span.status.code in set(StatusCode) else 0,
+                span.kind if span.kind in _SPAN_KINDS else 0,
+                span.status.code if span.status.code in _STATUS_CODES else 0,
                 _reject(span),
                 0,
             )
@@ -324,30 +327,31 @@ class _Columns:
 
     def _attributes(self, owner: Any, home: Home, row: _Number) -> None:
         for place, item in enumerate(owner.attributes):
-            self._attribute(item, home._replace(place=place), row)
+            self._attribute(item, home, place, row)
 
-    def _attribute(self, item: Any, home: Home, row: _Number) -> None:
+    def _attribute(self, item: Any, owner: Home, place: int, row: _Number) -> None:
         key: bytes = item.key
         which = item.value.WhichOneof("value")
         content = _content(item.value, which)
-        wants = [slot for prefix, slot in self._prefixes[home.scope] if key.startswith(prefix)]
-        exact = self._exact.get((home.scope, key))
+        wants = [slot for prefix, slot in self._prefixes[owner.scope] if key.startswith(prefix)]
+        exact = self._exact.get((owner.scope, key))
         oversized = len(content) > self._longer_than
         if exact is None and not wants and not oversized:
             return
         value_type = _VALUE_TYPES[which]
         # Of unknown fields nothing is kept here: the content must be what the encoded attribute ends with.
         member = sized(value_type, content) if which in _WITH_CONTENT else item.value.SerializeToString()
-        encoded = sized(1, key) + sized(2, member)
-        framed = sized(_ATTRIBUTES_FIELD[home.scope], encoded)
+        key_field = sized(1, key)
+        encoded = key_field + sized(2, member)
+        framed = sized(_ATTRIBUTES_FIELD[owner.scope], encoded)
         off = self._store(framed)
-        self._tree.homes[off] = home
+        self._tree.homes[off] = owner._replace(place=place)
         record = (
             _number(item.value, which),
             row(),
             off + len(framed) - len(content) if which in _WITH_CONTENT else 0,
             len(content),
-            off + len(framed) - len(encoded) + len(sized(1, key)) - len(key),
+            off + len(framed) - len(encoded) + len(key_field) - len(key),
             len(key),
             off,
             len(framed),
