@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 
     from otel_bridge.model import Signal
 
+_LAST_NS = 253_402_300_799 * 10**9
+"""The end of the year 9999, beyond which datetime has no dates."""
+
 
 @dataclass(slots=True)
 class Loss:
@@ -38,9 +41,10 @@ class Loss:
     last_ns: int = 0
 
     def add(self, signal: Signal, items: int, received_ns: int) -> None:
-        """Count one request."""
+        """Count one request; what it says of itself may be damaged."""
         self.requests += 1
-        self.items[signal] += items
+        self.items[signal] += max(0, items)
+        received_ns = min(max(0, received_ns), _LAST_NS)
         self.first_ns = min(self.first_ns or received_ns, received_ns)
         self.last_ns = max(self.last_ns, received_ns)
 

@@ -11,6 +11,11 @@ SIGNALS = (Signal.TRACES, Signal.METRICS, Signal.LOGS)
 """On disk a signal is its place in this tuple."""
 
 
+def signal_at(place: int) -> Signal:
+    """The signal at a place of SIGNALS; what damage made of a place counts as traces."""
+    return SIGNALS[place] if 0 <= place < len(SIGNALS) else Signal.TRACES
+
+
 class Append(NamedTuple):
     """A request to be written; `taken` when a consumer has it in its hands already."""
 

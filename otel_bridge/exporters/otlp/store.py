@@ -27,7 +27,7 @@ from otel_bridge.exporters.otlp.disk_error import DiskError, DiskFullError, is_d
 from otel_bridge.exporters.otlp.index import Index
 from otel_bridge.exporters.otlp.loss import Loss
 from otel_bridge.exporters.otlp.queue import MOST_JOINED
-from otel_bridge.exporters.otlp.record import SIGNALS, Append, Record
+from otel_bridge.exporters.otlp.record import Append, Record, signal_at
 from otel_bridge.exporters.otlp.segment import Segment, rescue, to_row
 from otel_bridge.model import Signal
 
@@ -254,7 +254,7 @@ class Store:
         if orphans:
             loss = Loss("damaged", self._directory.path)
             for orphan in orphans:
-                loss.add(SIGNALS[orphan.signal], orphan.items, orphan.received_ns)
+                loss.add(signal_at(orphan.signal), orphan.items, orphan.received_ns)
             self.losses.append(loss)
             self._index.remove_between(0, oldest)
 
@@ -350,7 +350,7 @@ class Store:
         loss = Loss("disk_full", self._directory.segment(first))
         for row in self._index.between(low, high):
             if row.number not in self._taken:
-                loss.add(SIGNALS[row.signal], row.items, row.received_ns)
+                loss.add(signal_at(row.signal), row.items, row.received_ns)
         self._index.remove_between(low, high)
         self._taken.difference_update(range(low, min(high, self._next)))
         self.losses.append(loss)
@@ -443,7 +443,7 @@ class Store:
         if row is None:
             return
         loss = Loss("damaged", self._directory.path)
-        loss.add(SIGNALS[row.signal], row.items, row.received_ns)
+        loss.add(signal_at(row.signal), row.items, row.received_ns)
         self.losses.append(loss)
         self._forget([number])
 
@@ -475,7 +475,7 @@ class Store:
             lost = [number for number in pending if number not in found and number not in self._taken]
             for number in lost:
                 row = pending[number]
-                loss.add(SIGNALS[row.signal], row.items, row.received_ns)
+                loss.add(signal_at(row.signal), row.items, row.received_ns)
             self._counts.setdefault(first, len(pending))
             self._forget(lost)
         elif found and high <= self._next:

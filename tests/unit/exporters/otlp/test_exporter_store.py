@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import shutil
+import sqlite3
 import stat
 import subprocess
 import sys
@@ -427,3 +429,24 @@ def test_a_directory_that_cannot_be_made_says_how_to_mend_it(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(DiskError, match=r"cannot be used: .*; look at it: ls -la"):
         make_store(tmp_path / "file").open()
+
+
+@pytest.mark.parametrize(
+    "damage", ["signal = 7", "signal = -1", "received_ns = 9223372036854775807", "items = -5"]
+)
+def test_a_damaged_column_costs_its_row_and_no_more(tmp_path, damage):
+    """A segment is copied into a new index unverified; whatever stands there, the queue goes on."""
+    store = make_store(tmp_path)
+    store.open()
+    fill(store, [200] * 3)
+    store.close()
+    directory = tmp_path / "otlp"
+    (segment,) = directory.glob("0*.sqlite")
+    with contextlib.closing(sqlite3.connect(segment)) as connection, connection:
+        connection.execute(f"UPDATE record SET {damage} WHERE number = (SELECT min(number) FROM record)")
+    (directory / "index.sqlite").unlink()
+    store = make_store(tmp_path)
+    store.open()
+    assert len(drain(store)) == 2
+    assert sum(loss.requests for loss in store.losses) == 1
+    assert all(loss.details() and loss.items.total() >= 0 for loss in store.losses)
