@@ -808,18 +808,16 @@ fn same(one: &[u8], other: &[u8]) -> bool {
     if one.len() != other.len() {
         return false;
     }
+    let (Some(tail), Some(other_tail)) = (one.last_chunk::<8>(), other.last_chunk::<8>()) else {
+        return one.iter().zip(other).all(|(byte, other)| byte == other);
+    };
+    let mut differ = u64::from_ne_bytes(*tail) ^ u64::from_ne_bytes(*other_tail);
     let (mut one, mut other) = (one, other);
     while let (Some((word, rest)), Some((other_word, other_rest))) =
         (one.split_first_chunk::<8>(), other.split_first_chunk::<8>())
     {
-        if u64::from_ne_bytes(*word) != u64::from_ne_bytes(*other_word) {
-            return false;
-        }
+        differ |= u64::from_ne_bytes(*word) ^ u64::from_ne_bytes(*other_word);
         (one, other) = (rest, other_rest);
-    }
-    let mut differ = 0;
-    for index in 0..one.len().min(other.len()) {
-        differ |= one[index] ^ other[index];
     }
     differ == 0
 }
