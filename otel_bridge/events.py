@@ -53,4 +53,4 @@ class KernelEventSink(Protocol):
     """Where kernel events are handed over."""
 
     def take(self, events: KernelEvents) -> None:
-        """Take some events; called in the reader's thread, must neither block nor raise."""
+        """Take some events; called in threads of the reader, one at a time; must neither block nor raise."""

@@ -28,7 +28,7 @@ class ProbeConfig(_Model):
 
     enabled: bool = True
     ring_size: RingSize = Field(
-        256 * 1024, description="Room for events that were not read yet; a power of two."
+        1024 * 1024, description="Room for events that were not read yet; a power of two."
     )
     events_per_second: int = Field(
         0, ge=0, description="At most so many events a second on each CPU, the rest is counted; 0: no limit."

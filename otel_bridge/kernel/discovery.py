@@ -216,7 +216,6 @@ class Discovery:
             self._processes[pid] = _Process(now)
 
     def _look(self, pid: int, process: _Process) -> None:
-        self._look_for_context(pid, process)
         for file in mapped_files(pid, self._proc):
             if file.identity in self._files_done:
                 continue
@@ -225,6 +224,8 @@ class Discovery:
                 if pattern.fullmatch(name):
                     self._files_done.add(file.identity)
                     act(file)
+        # Last, so that a process that is followed has its libraries covered.
+        self._look_for_context(pid, process)
 
     def _look_for_context(self, pid: int, process: _Process) -> None:
         if process.followed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -18,7 +19,7 @@ from otel_bridge.kernel.discovery import PROC, Discovery
 from otel_bridge.kernel.libbpf import LibbpfError, Library
 from otel_bridge.kernel.loader import Loader
 from otel_bridge.kernel.probes import PROBES, is_wanted, tls, user
-from otel_bridge.kernel.reader import Intake, Reader, Timer
+from otel_bridge.kernel.reader import Intake, Reader, Ticker, Timer
 from otel_bridge.kernel.records import BLOCK_DEVICE, BLOCK_TOTALS, U4, USER_PROBE
 
 if TYPE_CHECKING:
@@ -89,8 +90,11 @@ class KernelMonitor:
         self._loaded_gauge = telemetry.gauge(catalog.KERNEL_PROBE_LOADED)
         self._loader: Loader | None = None
         self._reader: Reader | None = None
+        self._ticker: Ticker | None = None
         self._discovery: Discovery | None = None
         self._statistics_fd = -1
+        # Held by whoever uses the loaded objects: they are closed when a probe is swapped.
+        self._objects = threading.RLock()
         self.states: dict[str, ProbeState] = {}
 
     async def start(self) -> None:
@@ -157,15 +161,13 @@ class KernelMonitor:
         self._alignment = Alignment()
         self._steps = 0
         self._intake = Intake(self._split, self._alignment, self._telemetry)
-        self._reader = Reader(
-            self._intake,
-            self._alignment,
-            interval=self._config.read_interval,
-            timers=[
+        self._reader = Reader(self._intake, self._alignment, interval=self._config.read_interval)
+        self._ticker = Ticker(
+            [
                 Timer(self._clock, self._config.sum_interval, self._take_sums),
                 Timer(self._clock, _CLOCK_INTERVAL, self._align),
                 Timer(self._clock, _COUNT_INTERVAL, self._count),
-            ],
+            ]
         )
         self._discovery = self._split.discovery = Discovery(
             self._clock,
@@ -180,6 +182,7 @@ class KernelMonitor:
         if self._config.drop_privileges:
             self._drop_privileges()
         self._reader.start()
+        self._ticker.start()
         self._discovery.start()
 
     def _places(self) -> list[tuple[str, Callable[[MappedFile], None]]]:
@@ -223,13 +226,15 @@ class KernelMonitor:
         """`stop`, for callers without a loop."""
         if self._discovery is not None:
             self._discovery.stop()
+        if self._ticker is not None:
+            self._ticker.stop()
         if self._reader is not None:
             self._reader.stop()
             self._take_sums()
             self._count()
         if self._loader is not None:
             self._loader.close()
-        self._discovery = self._reader = self._loader = None
+        self._discovery = self._reader = self._ticker = self._loader = None
 
     @property
     def followed(self) -> frozenset[int]:
@@ -244,6 +249,11 @@ class KernelMonitor:
         """What each block device went through since the probe was loaded, by name ("major:minor")."""
         if self._loader is None or "block" not in self._loader.loaded:
             return {}
+        with self._objects:
+            return self._devices()
+
+    def _devices(self) -> dict[str, NDArray[np.void]]:
+        assert self._loader is not None
         table = self._loader.map("block", "devices", BLOCK_DEVICE, BLOCK_TOTALS)
         found = {f"{key['major']}:{key['minor']}": table.get(key) for key in table.keys()}  # noqa: SIM118 (no dict)
         return {name: row[0] for name, row in found.items() if row is not None}
@@ -261,7 +271,8 @@ class KernelMonitor:
         for name, loaded in list(self._loader.loaded.items()):
             config_of = loaded.probe.config_of
             if config_of(before.probes) != config_of(config.probes):
-                self._reader.add(self._loader.reload(name, config))
+                with self._objects:
+                    self._reader.add(self._loader.reload(name, config))
 
     def _follow(self, pid: int, layout: Layout) -> None:
         assert self._loader is not None
@@ -273,7 +284,8 @@ class KernelMonitor:
     def _attach(self, name: str, uprobes: tuple[Uprobe, ...], file: MappedFile) -> None:
         assert self._loader is not None
         try:
-            self._loader.attach_file(name, file.open_path, uprobes)
+            with self._objects:
+                self._loader.attach_file(name, file.open_path, uprobes)
         except (OSError, LibbpfError) as error:
             log.warning("a library is not covered", probe=name, path=file.path, reason=str(error))
         else:
@@ -281,8 +293,9 @@ class KernelMonitor:
 
     def _take_sums(self) -> None:
         assert self._loader is not None
-        for loaded in list(self._loader.loaded.values()):
-            self._intake.take_sums(loaded)
+        with self._objects:
+            for loaded in self._loader.loaded.values():
+                self._intake.take_sums(loaded)
 
     def _align(self) -> None:
         self._alignment.sample()
@@ -292,6 +305,10 @@ class KernelMonitor:
         self._steps = steps
 
     def _count(self) -> None:
+        with self._objects:
+            self._publish()
+
+    def _publish(self) -> None:
         assert self._loader is not None
         for name in list(self._loader.loaded):
             malformed = self._intake.malformed.pop(name, 0)

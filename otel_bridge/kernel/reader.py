@@ -1,4 +1,8 @@
-"""One thread that takes events out of the kernel and hands them on, whole batches at a time."""
+"""Takes events out of the kernel and hands them on, whole batches at a time.
+
+Ring buffers have a thread of their own: what else is done every so often may wait for the kernel (taking sums
+does, for some ten milliseconds), and a ring that nobody reads meanwhile would overflow.
+"""
 
 from __future__ import annotations
 
@@ -33,6 +37,7 @@ log = structlog.get_logger(__name__)
 
 _TIMES = ("time", "first")
 _MATCHES = len(Match)
+_LONGEST_WAIT = 0.1  # seconds; so that stopping needs no descriptor of its own
 
 
 class Intake:
@@ -50,6 +55,7 @@ class Intake:
         self._events = telemetry.counter(catalog.KERNEL_EVENTS)
         self._counters: dict[tuple[str, int], Counter] = {}
         self._kinds: dict[str, NDArray[np.bool_]] = {}
+        self._lock = threading.Lock()
         self.malformed: dict[str, int] = {}
         self.split: dict[str, Callable[[NDArray[np.void]], Iterable[tuple[str, NDArray[np.void]]]]] = {}
         """For a probe whose events belong to several names: makes one batch for each of its records."""
@@ -90,6 +96,10 @@ class Intake:
     def _hand_on(self, probe: str, records: NDArray[np.void]) -> None:
         if not len(records):
             return
+        with self._lock:
+            self._hand_on_some(probe, records)
+
+    def _hand_on_some(self, probe: str, records: NDArray[np.void]) -> None:
         for name in _TIMES:
             if name in (records.dtype.names or ()):
                 records[name] = self._alignment.to_unix(records[name])
@@ -131,8 +141,32 @@ class Timer:
             self._due = self._clock.monotonic() + self._interval
 
 
+class Ticker:
+    """A thread for what is done every so often."""
+
+    def __init__(self, timers: list[Timer]) -> None:
+        self._timers = timers
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kernel-ticker", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End, once what is being done is done."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopping.wait(min(timer.wait() for timer in self._timers)):
+            for timer in self._timers:
+                timer.run_if_due()
+
+
 class Reader:
-    """The thread.
+    """The thread that reads ring buffers.
 
     A first event after silence is read at once; after that, reads are `interval` apart, so that under load
     each takes many events at a time.
@@ -141,14 +175,12 @@ class Reader:
         intake: makes events.
         alignment: is sampled again when somebody sets the wall clock.
         interval: seconds between two reads.
-        timers: what else is done in this thread, every so often.
     """
 
-    def __init__(self, intake: Intake, alignment: Alignment, *, interval: float, timers: list[Timer]) -> None:
+    def __init__(self, intake: Intake, alignment: Alignment, *, interval: float) -> None:
         self._intake = intake
         self._alignment = alignment
         self._interval = interval
-        self._timers = timers
         self._probes: dict[int, LoadedProbe] = {}
         self._stopping = threading.Event()
         self._lock = threading.Lock()
@@ -190,15 +222,11 @@ class Reader:
 
     def _run(self) -> None:
         while not self._stopping.is_set():
-            # Bounded, so that stopping needs no descriptor of its own.
-            wait = min([0.1, *(timer.wait() for timer in self._timers)])
-            ready = [fd for fd, _ in self._epoll.poll(wait)]
+            ready = [fd for fd, _ in self._epoll.poll(_LONGEST_WAIT)]
             if self._steps is not None and self._steps.fd in ready and self._steps.acknowledge():
                 self._alignment.sample()
             if self._read():
                 self._stopping.wait(self._interval)
-            for timer in self._timers:
-                timer.run_if_due()
         self._read()
 
     def _read(self) -> int:

@@ -109,11 +109,10 @@ def test_a_thousand_short_lived_processes_leave_nothing_behind(worker):
     """Neither in the kernel's table nor in ours."""
     with monitoring("tcp") as monitor:
         followed(monitor, worker.pid)
-        before = set(monitor.table_of_processes())
         script = "for i in $(seq 1009); do /bin/true; done"
         subprocess.run(["/bin/sh", "-c", script], check=True)
         worker.do({"do": "fork", "spans": [], "port": 1, "times": 0})
         subprocess.run([sys.executable, "-c", "pass"], check=True)
         eventually("only running processes are known", lambda: monitor.known_processes() < 1009)
         eventually("the table holds none that ended", lambda: all(map(_runs, monitor.table_of_processes())))
-        assert before <= set(monitor.table_of_processes())
+        assert worker.pid in monitor.table_of_processes()

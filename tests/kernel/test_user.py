@@ -50,7 +50,7 @@ def watch(functions, start_worker):
         monitor = context.__enter__()
         contexts.append(context)
         followed(monitor, worker.pid)
-        eventually("the library is covered", lambda: monitor.covered("user") == len(entries))
+        assert monitor.covered("user") == len(entries)
         return monitor, worker
 
     contexts = []
@@ -174,7 +174,7 @@ def test_a_symbol_that_does_not_exist_is_said_and_the_others_work(functions, sta
         monitoring("user", user={"functions": entries}) as monitor,
     ):
         followed(monitor, worker.pid)
-        eventually("the library is covered", lambda: monitor.covered("user") == 1)
+        assert monitor.covered("user") == 1
         call(worker, "decode", {"task": 1}, span=1)
     assert len(of(monitor, "decode")) == PRIME
     [line] = [line for line in lines if "not covered" in line["event"]]

@@ -85,7 +85,9 @@ def upload(job: dict[str, Any]) -> int:
 
 
 def sleep(job: dict[str, Any]) -> int:
-    """Sleep."""
+    """Sleep; a job that waits for the others is told."""
+    if job.get("tell"):
+        working.wait()
     for _ in range(job["times"]):
         time.sleep(job["seconds"])
     return job["times"]
@@ -117,7 +119,8 @@ def read_direct(job: dict[str, Any]) -> int:
 
 
 def fill_memory(job: dict[str, Any]) -> int:
-    """Touch memory, in pieces."""
+    """Touch memory, in pieces, once the other threads are at their jobs."""
+    working.wait()
     pieces = []
     for _ in range(job["times"]):
         piece = bytearray(job["size"])
@@ -159,20 +162,21 @@ def tls(job: dict[str, Any]) -> list[str]:
     return outcomes
 
 
-def tls_asyncio(job: dict[str, Any]) -> list[str]:
-    """The same over asyncio, where OpenSSL has no socket and is called again and again."""
+def tls_asyncio(job: dict[str, Any]) -> list[int]:
+    """Over asyncio, where OpenSSL has no socket and is called again and again; answers how long each took."""
 
-    async def handshakes() -> list[str]:
-        outcomes = []
+    async def handshakes() -> list[int]:
+        elapsed = []
         for _ in range(job["times"]):
+            before = time.monotonic_ns()
             _, writer = await asyncio.open_connection(
                 "127.0.0.1", job["port"], ssl=tls_context(job), server_hostname="localhost"
             )
-            outcomes.append(writer.get_extra_info("ssl_object").version())
+            elapsed.append(time.monotonic_ns() - before)
             writer.close()
             with suppress(OSError):
                 await writer.wait_closed()
-        return outcomes
+        return elapsed
 
     return asyncio.run(handshakes())
 
@@ -235,6 +239,9 @@ def call_function(job: dict[str, Any]) -> int:
 def begin(job: dict[str, Any]) -> None:
     if "span_id" in job:
         publisher.publish(bytes.fromhex(job["trace_id"]), bytes.fromhex(job["span_id"]))
+
+
+working = threading.Barrier(2)
 
 
 def run(job: dict[str, Any], answers: dict[int, Any], index: int) -> None:
