@@ -289,6 +289,12 @@ KERNEL_MATCH = Attribute(
     "How the span of an event was found: thread and socket are exact; header and process say how far to "
     "trust them. On a span: the least exact among its events.",
 )
+KERNEL_USER_EVENTS = Attribute(
+    "kernel.user.events", "int", "{event}", "Events of the functions that kernel.probes.user watches."
+)
+KERNEL_USER_PREFIX = "kernel.user."
+"""Beginning of the names of user probes' span events, and of their fields' keys."""
+
 KERNEL_DURATION = Attribute("kernel.duration", "int", "ns", "How long the occurrence took.")
 KERNEL_ERROR = Attribute("kernel.error", "int", "", "Error number of the occurrence.")
 KERNEL_PID = Attribute("kernel.pid", "int", "", "Process, as the initial pid namespace counts.")

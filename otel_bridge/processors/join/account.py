@@ -9,7 +9,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from otel_bridge import catalog
 from otel_bridge.model import Match
-from otel_bridge.processors.join.schema import SHAPES, Fold, Scalar, shown
+from otel_bridge.processors.join.schema import SHAPES, Fold, Scalar, shape_of, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _FOLDS = {summary.attribute.key: summary.fold for shape in SHAPES.values() for summary in shape.summaries}
 SUMMARIES = (
     *{s.attribute.key: s.attribute for shape in SHAPES.values() for s in shape.summaries}.values(),
+    catalog.KERNEL_USER_EVENTS,
     catalog.KERNEL_EVENTS_DROPPED,
 )
 """Every attribute that a span may get."""
@@ -41,9 +42,9 @@ class Account:
         self._dropped = 0
         self._values: dict[str, int] = {}
 
-    def add(self, record: np.void, match: Match) -> None:
+    def add(self, record: np.void, match: Match, probe: str) -> None:
         """Take an event in."""
-        shape = SHAPES.get(int(record["kind"]))
+        shape = shape_of(record, probe)
         if shape is None:
             return
         self.match = max(self.match, match)

@@ -170,7 +170,7 @@ class Join:
         account = accounts.get(row)
         if account is None:
             account = accounts[row] = Account(self._config.max_events)
-        account.add(record, match)
+        account.add(record, match, place.chunk.probe)
 
     def _within(self, span: np.void, record: np.void) -> bool:
         """Whether an event touched the span's time, the clocks' error allowed for."""

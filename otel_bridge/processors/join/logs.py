@@ -20,7 +20,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from otel_bridge import __version__, catalog
 from otel_bridge.events import COMMON, KernelEvents
 from otel_bridge.model import Match
-from otel_bridge.processors.join.schema import SHAPES
+from otel_bridge.processors.join.schema import shape_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -48,7 +48,7 @@ def write_events(groups: Iterable[tuple[str, NDArray[np.void]]]) -> bytes:
         scope_logs.scope.version = __version__
         scope_logs.scope.attributes.extend((_text(_PROBE, probe), _text(_LAYOUT, repr(records.dtype.descr))))
         for record in records:
-            _write(scope_logs, record)
+            _write(scope_logs, record, probe)
     return request.SerializeToString()
 
 
@@ -69,8 +69,8 @@ def read_events(data: bytes) -> Iterator[KernelEvents]:
                 yield from _read(scope_logs)
 
 
-def _write(scope_logs: ScopeLogs, record: np.void) -> None:
-    shape = SHAPES.get(int(record["kind"]))
+def _write(scope_logs: ScopeLogs, record: np.void, probe: str) -> None:
+    shape = shape_of(record, probe)
     trace_id = bytes(record["trace_id"])
     known = any(trace_id)
     scope_logs.log_records.add(

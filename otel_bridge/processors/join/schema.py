@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from otel_bridge import catalog
+from otel_bridge.events import COMMON
 from otel_bridge.model import KernelEventKind as Kind
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from otel_bridge.catalog import Attribute
 
 Scalar = int | str
@@ -147,12 +148,30 @@ SHAPES: dict[int, Shape] = {
 }
 """Kinds that are not here (process starts and ends) concern no span."""
 
+
+def shape_of(record: np.void, probe: str) -> Shape | None:
+    """How an event is shown; a user probe's has the fields that its configuration gave it."""
+    kind = int(record["kind"])
+    if kind != Kind.USER:
+        return SHAPES.get(kind)
+    own = [name for name in (record.dtype.names or ()) if name not in (COMMON.names or ()) and name[0] != "_"]
+    fields = {
+        name: catalog.Attribute(catalog.KERNEL_USER_PREFIX + name, "int", "", "A field of a user probe.")
+        for name in own
+    }
+    return Shape(
+        catalog.KERNEL_USER_PREFIX + probe, fields, (Summary(catalog.KERNEL_USER_EVENTS, Fold.COUNT),)
+    )
+
+
 _TLS_VERSIONS = {0x0301: "1.0", 0x0302: "1.1", 0x0303: "1.2", 0x0304: "1.3"}
 
 
 def shown(field: str, record: np.void) -> Scalar | None:
     """A record's field as an attribute value; None when it says nothing."""
     value = record[field]
+    if record["kind"] == Kind.USER:
+        return int(value) if np.issubdtype(value.dtype, np.integer) else None
     if field.endswith("address"):
         return _address(bytes(value))
     if field == "version":

@@ -309,3 +309,18 @@ def test_what_waits_at_the_end_leaves_as_logs():
     (left,) = read_events(bench.join.sweep(everything=True))
     assert bytes(left.records[0]["span_id"]) == span_id(2)
     assert len(left) == 1
+
+
+def test_a_user_probe_s_event_shows_the_fields_it_was_given():
+    """Named after the function's probe; negative numbers stay negative, padding is left out."""
+    records = np.zeros(1, np.dtype([*COMMON.descr, ("evicted", "<i8"), ("_pad", "<u4")]))
+    records["kind"], records["match"], records["trace_id"] = Kind.USER, Match.HAND_OVER, TRACE
+    records["span_id"], records["time"], records["evicted"] = span_id(1), START + 5, -3
+    bench = Bench()
+    bench.join.take(KernelEvents("kv_cache_evict", records))
+    (span,) = bench.pass_through({})
+    (event,) = span.events
+    assert event.name == "kernel.user.kv_cache_evict"
+    shown = attributes_of(event.attributes)
+    assert shown == {"kernel.match": "hand_over", "kernel.user.evicted": -3}
+    assert attributes_of(span.attributes)["kernel.user.events"] == 1
