@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from otel_bridge.units import ByteSize, Duration
 
@@ -164,10 +164,15 @@ class ProbesConfig(_Model):
     user: UserConfig = UserConfig()
 
 
+def _mode(value: object) -> object:
+    """YAML reads a bare `off` as false."""
+    return "off" if value is False else value
+
+
 class KernelConfig(_Model):
     """Kernel events."""
 
-    mode: Literal["auto", "required", "off"] = Field(
+    mode: Annotated[Literal["auto", "required", "off"], BeforeValidator(_mode)] = Field(
         "auto",
         description="auto: load what this machine lets load, and say what not. required: or do not start.",
     )

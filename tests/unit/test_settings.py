@@ -134,6 +134,12 @@ def test_an_override_below_a_value_is_refused():
     assert "key.path=value" in str(problems(overrides=["nonsense"]))
 
 
+def test_off_may_be_written_bare(write):
+    """YAML makes false of it; the file and --set mean the word."""
+    assert load(write("kernel: {mode: off}"), environment={}).kernel.mode == "off"
+    assert load(overrides=["kernel.mode=off"], environment={}).kernel.mode == "off"
+
+
 def test_an_empty_file_is_the_defaults(write):
     """As is a file of comments."""
     assert load(write("# nothing\n"), environment={}) == load(environment={})
