@@ -15,6 +15,7 @@ from otel_bridge.processors.join.account import SUMMARIES, Account
 from otel_bridge.processors.join.inbox import Inbox
 from otel_bridge.processors.join.logs import read_events, write_events
 from otel_bridge.processors.join.store import Waiting, ids
+from otel_bridge.wire import sized
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from otel_bridge.processors.join.store import Chunk, Place
     from otel_bridge.telemetry import Telemetry
 
-_EVENTS_TAG = bytes((Span.EVENTS_FIELD_NUMBER << 3 | 2,))
 _ENTRY_KINDS = (SpanKind.SERVER, SpanKind.CONSUMER)
 
 
@@ -192,7 +192,7 @@ class Join:
             matches.setdefault(account.match, []).append(row)
             for event in account.events:
                 event_rows.append(row)
-                events.append(_field(event))
+                events.append(sized(Span.EVENTS_FIELD_NUMBER, event.SerializeToString()))
         for key, (rows, values) in columns.items():
             batch.set_ints(key, _u4(rows), np.array(values, np.int64))
         for match, rows in matches.items():
@@ -210,16 +210,6 @@ class Join:
             mine = mine[mine["row"] == row]
             batch.cut(mine)
             yield key, account.fold(key, value, [int(record["value"]) for record in mine])
-
-
-def _field(event: Span.Event) -> bytes:
-    body = event.SerializeToString()
-    size, length = len(body), bytearray()
-    while size >= 0x80:  # noqa: PLR2004 (a varint's continuation bit)
-        length.append(size & 0x7F | 0x80)
-        size >>= 7
-    length.append(size)
-    return _EVENTS_TAG + bytes(length) + body
 
 
 def _u4(rows: list[int]) -> NDArray[np.uint32]:
