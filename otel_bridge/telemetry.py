@@ -81,7 +81,7 @@ class Telemetry:
 
     def _get(self, metric: Metric, kind: Kind) -> MetricWrapperBase:
         if metric.kind is not kind:
-            raise TypeError(f"{metric.name} is a {metric.kind.value} in catalog.py, not a {kind.value}")
+            raise TypeError(f"{metric.name} is a {metric.kind.value} in `catalog`, not a {kind.value}")
         found = self._metrics.get(metric.name)
         if found is None:
             if kind is Kind.COUNTER:

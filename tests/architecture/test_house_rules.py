@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+import otel_bridge
 from otel_bridge import catalog
 
-PACKAGE = Path(catalog.__file__).parent
+PACKAGE = Path(otel_bridge.__file__).parent
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 METRICS = [value for value in vars(catalog).values() if isinstance(value, catalog.Metric)]
 COMPONENTS = sorted(
@@ -42,7 +43,7 @@ def test_metric_names_are_unique():
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_metric_names_stand_only_in_the_catalog(path):
     """A metric that is renamed must break the build, not a dashboard."""
-    if path.name == "catalog.py":
+    if path.parent.name == "catalog":
         return
     names = {metric.name for metric in METRICS}
     texts = {

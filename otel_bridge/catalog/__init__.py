@@ -1,0 +1,12 @@
+"""Every metric and attribute name of the bridge, with unit and description, written once.
+
+Own metrics mirror the Collector's, with `otel_bridge_` for `otelcol_` and items for spans where a metric
+concerns every signal. Prometheus adds `_total` to counters.
+
+One module a subject; all names are reached as `catalog.NAME`.
+"""
+
+from otel_bridge.catalog.data_path import *
+from otel_bridge.catalog.definitions import *
+from otel_bridge.catalog.join import *
+from otel_bridge.catalog.kernel import *

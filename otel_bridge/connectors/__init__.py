@@ -1,0 +1,1 @@
+"""What turns one signal into another: spans into metrics."""

@@ -1,0 +1,1 @@
+"""Composite rules: language, streaming engine, compiler to Prometheus, the way to Alertmanager."""
