@@ -7,10 +7,8 @@ between keys, values in YAML), and `--set key.path=value`.
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,6 +16,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from otel_bridge.errors import ConfigError, ConfigProblem
+from otel_bridge.explain import lines_of, problems_of
 from otel_bridge.exporters.otlp.config import Exporters, StorageConfig, default_exporters
 from otel_bridge.kernel.config import KernelConfig
 from otel_bridge.processors.enrich.config import EnrichConfig
@@ -28,8 +27,6 @@ from otel_bridge.units import Duration, Endpoint, EndpointText
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from pydantic_core import ErrorDetails
 
 ENVIRONMENT_PREFIX = "OTEL_BRIDGE__"
 _REFERENCE = re.compile(r"\$\{env:([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
@@ -144,8 +141,7 @@ def load(
     try:
         return Settings.model_validate(document)
     except ValidationError as error:
-        problems = [_problem(detail, lines) for detail in _distinct(error.errors())]
-        raise ConfigError(source, problems) from None
+        raise ConfigError(source, problems_of(Settings, error.errors(), lines)) from None
 
 
 def effective(settings: Settings) -> str:
@@ -188,7 +184,7 @@ def _read(path: Path, environment: Mapping[str, str]) -> tuple[dict[str, Any], d
     if not isinstance(document, dict):
         kind = type(document).__name__
         raise ConfigError(str(path), [ConfigProblem("", f"a {kind}", "a mapping with keys like receivers")])
-    return document, dict(_lines(node, ()))
+    return document, dict(lines_of(node))
 
 
 def _resolve(match: re.Match[str], environment: Mapping[str, str], problems: list[ConfigProblem]) -> str:
@@ -204,19 +200,6 @@ def _resolve(match: re.Match[str], environment: Mapping[str, str], problems: lis
         )
         return ""
     return value
-
-
-def _lines(node: yaml.Node | None, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], int]]:
-    if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            where = (*path, str(key.value))
-            yield where, key.start_mark.line + 1
-            yield from _lines(value, where)
-    elif isinstance(node, yaml.SequenceNode):
-        for index, value in enumerate(node.value):
-            where = (*path, str(index))
-            yield where, value.start_mark.line + 1
-            yield from _lines(value, where)
 
 
 _Layer = tuple[str, tuple[str, ...], Any]
@@ -254,78 +237,3 @@ def _assign(document: dict[str, Any], keys: tuple[str, ...], value: Any, origin:
             raise ConfigError(origin, [ConfigProblem(path, repr(child), "a mapping, to set a key below it")])
         document = child
     document[keys[-1]] = value
-
-
-# Explaining
-
-
-def _distinct(details: list[ErrorDetails]) -> Iterator[ErrorDetails]:
-    """One problem a place: a union reports each of its branches."""
-    seen: set[tuple[int | str, ...]] = set()
-    for detail in details:
-        if detail["loc"] not in seen:
-            seen.add(detail["loc"])
-            yield detail
-
-
-def _problem(detail: ErrorDetails, lines: dict[tuple[str, ...], int]) -> ConfigProblem:
-    keys = tuple(str(key) for key in detail["loc"])
-    path = ".".join(keys)
-    line = next((lines[keys[:n]] for n in range(len(keys), 0, -1) if keys[:n] in lines), None)
-    hint = f"line {line}" if line is not None else ""
-    if detail["type"] == "extra_forbidden":
-        allowed = sorted(_keys_allowed(keys[:-1]))
-        near = difflib.get_close_matches(keys[-1], allowed, n=1, cutoff=0.5)
-        expected = f"{near[0]!r}" if near else "one of " + ", ".join(allowed)
-        return ConfigProblem(path, f"an unknown key {keys[-1]!r}", expected, hint)
-    found = "nothing" if detail["type"] == "missing" else _shown(detail["input"])
-    return ConfigProblem(path, found, _expected(detail), hint)
-
-
-def _shown(value: Any) -> str:
-    """A value as found, short; mappings and lists may hold secrets and are only named."""
-    if isinstance(value, dict):
-        return "a mapping"
-    if isinstance(value, list):
-        return "a list"
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "…"  # noqa: PLR2004 (a line of a terminal)
-
-
-def _expected(detail: ErrorDetails) -> str:
-    message = detail["msg"].removeprefix("Value error, ")
-    return message[:1].lower() + message[1:]
-
-
-def _keys_allowed(parents: tuple[str, ...]) -> set[str]:
-    """The keys that a mapping at this path may have, read off the models."""
-    schema = _schema()
-    node = schema
-    for key in parents:
-        node = _child(schema, node, key)
-    return set(_resolved(schema, node).get("properties", {}))
-
-
-@cache
-def _schema() -> dict[str, Any]:
-    return Settings.model_json_schema()
-
-
-def _child(schema: dict[str, Any], node: dict[str, Any], key: str) -> dict[str, Any]:
-    node = _resolved(schema, node)
-    if key in node.get("properties", {}):
-        child: dict[str, Any] = node["properties"][key]
-        return child
-    further = node.get("additionalProperties") or node.get("items") or {}
-    return further if isinstance(further, dict) else {}
-
-
-def _resolved(schema: dict[str, Any], node: dict[str, Any]) -> dict[str, Any]:
-    for option in node.get("anyOf", []):
-        if "$ref" in option:
-            node = option
-            break
-    if "$ref" in node:
-        found: dict[str, Any] = schema["$defs"][node["$ref"].rpartition("/")[2]]
-        return found
-    return node
