@@ -8,11 +8,19 @@ nobody touched exactly as it came, unknown fields included.
 
 Rows are numbered as the spans stand in the request. All offsets are bytes from the start of
 `Batch.data`.
+
+**What a later step reads.** Edits are no columns: `Batch.column` shows what was sent. Whoever comes after
+enrichment and the join (the sampler, rules, derived metrics) reads `Batch.resolved_numbers(slot)` and
+`Batch.resolved_texts(slot)`: the value of an attribute on each span as it would leave now, whether it came
+with the request or a step before has set, replaced or removed it. The slot is asked for as ever, with
+`PlanBuilder.want`; the attribute need not be on any span of the request. Nothing is published for it: the
+edits themselves are the source, so what is read and what leaves cannot differ.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from operator import is_
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -161,6 +169,25 @@ class Replacement(NamedTuple):
     blob: bytes
 
 
+class Slices(NamedTuple):
+    """One string of each of some spans: slices of one text.
+
+    Attributes:
+        rows: u4 span rows, each once.
+        data: what is sliced: the request, or a text that a step added.
+        offs: u4, where each begins in `data`.
+        lens: u4, its bytes.
+    """
+
+    rows: NDArray[np.uint32]
+    data: bytes
+    offs: NDArray[np.uint32]
+    lens: NDArray[np.uint32]
+
+
+_TEXTUAL = ("text", "slice", "const")
+_NUMERIC = ("int", "double", "bool")
+_OF_SPANS = (Scope.SPAN, Scope.RESOURCE, Scope.INSTRUMENTATION)
 _SPAN_EVENTS = 11  # field numbers in OTLP's Span and Span.Event
 _EVENT_NAME = 2
 _NO_U4: NDArray[np.uint32] = np.empty(0, "<u4")
@@ -211,6 +238,7 @@ class Batch:
     cuts: list[NDArray[np.void]] = field(default_factory=list)
     replacements: list[Replacement] = field(default_factory=list)
     dropped: NDArray[np.bool_] | None = None
+    _edits: _Edits | None = field(default=None, init=False, repr=False, compare=False)
 
     def __len__(self) -> int:
         """How many spans there are, rejected and dropped ones included."""
@@ -273,6 +301,74 @@ class Batch:
     def text(self, off: int, length: int) -> str:
         """The text of one slice of the data."""
         return self.data[off : off + length].decode()
+
+    # Reading with the edits worked in: what a step sees of those before it.
+
+    def resolved_numbers(self, slot: int) -> NDArray[np.float64]:
+        """For each span an attribute as a number, as it would leave now; NaN where it has none.
+
+        INT, DOUBLE and BOOL count; of several values the one noted last. A value that was cut, or replaced
+        by redaction, is none. For RESOURCE and INSTRUMENTATION slots a span's value is that of its resource
+        or scope; edits concern spans, and resource attributes only where they were cut or replaced.
+
+        Raises:
+            ValueError: the slot is of a scope that a span has many of.
+        """
+        out = np.full(len(self.spans), np.nan)
+        records = self._standing(slot)
+        if len(records):
+            out[records["row"]] = numbers(records)
+        for insert in self._inserts_of(slot):
+            out[insert.rows] = insert.values if insert.kind in _NUMERIC else np.nan
+        return out
+
+    def resolved_texts(self, slot: int) -> list[Slices]:
+        """An attribute's strings, as they would leave now; a span is in one of the pieces at most.
+
+        The same rules as for `resolved_numbers`; attributes of other types are no strings.
+        """
+        records = self._standing(slot)
+        inserts = self._inserts_of(slot)
+        strings = records["type"] == ValueType.STRING
+        texts = records if strings.all() else records[strings]
+        sent = Slices(texts["row"], self.data, texts["off"], texts["len"])
+        if not inserts:
+            return [sent] if len(texts) else []
+        settled = np.zeros(len(self.spans), np.bool_)
+        out = []
+        for insert in reversed(inserts):
+            if insert.kind in _TEXTUAL:
+                out.append(_unsettled(_slices(insert, self.data), settled))
+            settled[insert.rows] = True
+        out.append(_unsettled(sent, settled))
+        return [piece for piece in out if len(piece.rows)]
+
+    def _standing(self, slot: int) -> NDArray[np.void]:
+        """The records of a column that no edit took away, a resource's as if each of its spans had it."""
+        scope = self.plan.wants[slot].scope
+        if scope not in _OF_SPANS:
+            raise ValueError(f"a span has many values of a {scope.name} attribute: read Batch.column")
+        records = self.column(slot)
+        if not len(records):
+            return records
+        if scope is not Scope.SPAN:
+            index = self.by_span(slot)
+            rows = np.flatnonzero(index >= 0).astype("<u4")
+            records = records[index[rows]]
+            records["row"] = rows
+        gone = self._current_edits().gone
+        return records if gone is None else records[~gone[records["kv_off"]]]
+
+    def _inserts_of(self, slot: int) -> list[Insert]:
+        want = self.plan.wants[slot]
+        if want.scope is not Scope.SPAN or not self.inserts:
+            return []
+        return self._current_edits().by_key.get(want.key.encode(), [])
+
+    def _current_edits(self) -> _Edits:
+        if self._edits is None or not self._edits.are_those_of(self):
+            self._edits = _Edits.of(self)
+        return self._edits
 
     # Edits. A row may get several; they are appended in the order they are noted.
 
@@ -388,6 +484,65 @@ class Batch:
             self.inserts.append(
                 Insert(kind, key.encode(), np.ascontiguousarray(rows, "<u4"), values, lens, blob)
             )
+
+
+@dataclass(frozen=True, slots=True)
+class _Edits:
+    """The edits noted so far, ready to be looked up.
+
+    Attributes:
+        inserts: what was added, in order.
+        removals: how many cuts and replacements there are.
+        by_key: the inserts by key, in order.
+        gone: for each byte of the data whether a field that begins there was cut or replaced; None: none.
+    """
+
+    inserts: tuple[Insert, ...]
+    removals: tuple[int, int]
+    by_key: dict[bytes, list[Insert]]
+    gone: NDArray[np.bool_] | None
+
+    @classmethod
+    def of(cls, batch: Batch) -> _Edits:
+        by_key: dict[bytes, list[Insert]] = {}
+        for insert in batch.inserts:
+            by_key.setdefault(insert.key, []).append(insert)
+        gone = None
+        if batch.cuts or batch.replacements:
+            gone = np.zeros(len(batch.data), np.bool_)
+            for records in batch.cuts:
+                gone[records["kv_off"]] = True
+            for replacement in batch.replacements:
+                gone[replacement.offs] = True
+        return cls(tuple(batch.inserts), (len(batch.cuts), len(batch.replacements)), by_key, gone)
+
+    def are_those_of(self, batch: Batch) -> bool:
+        """Whether nothing was noted since; redaction puts other inserts in the place of some."""
+        return (
+            self.removals == (len(batch.cuts), len(batch.replacements))
+            and len(self.inserts) == len(batch.inserts)
+            and all(map(is_, self.inserts, batch.inserts))
+        )
+
+
+def _slices(insert: Insert, data: bytes) -> Slices:
+    """The strings that a textual insert adds."""
+    if insert.kind == "slice":
+        return Slices(insert.rows, data, insert.values.astype("<u4", copy=False), insert.lens)
+    count = len(insert.rows)
+    if insert.kind == "const":
+        lens = np.full(count, len(insert.blob), "<u4")
+        return Slices(insert.rows, insert.blob, np.zeros(count, "<u4"), lens)
+    lens = insert.values.astype("<u4", copy=False)
+    return Slices(insert.rows, insert.blob, (np.cumsum(lens) - lens).astype("<u4"), lens)
+
+
+def _unsettled(piece: Slices, settled: NDArray[np.bool_]) -> Slices:
+    """Of a piece the spans that have no later value."""
+    free = ~settled[piece.rows]
+    if free.all():
+        return piece
+    return Slices(piece.rows[free], piece.data, piece.offs[free], piece.lens[free])
 
 
 def _events(data: bytes, start: int, end: int) -> list[tuple[int, int, bytes]]:
