@@ -16,7 +16,7 @@
 struct thread_layout {
 	__s64 offset;
 	__u32 module;
-	__u32 dtv_pointer; /* 8 on x86-64 */
+	__s32 dtv_pointer; /* 8 on x86-64; on AArch64 0 with glibc, -8 with musl */
 	__u32 dtv_stride; /* 16 with glibc, 8 with musl */
 	__u32 _pad;
 };

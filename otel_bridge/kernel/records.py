@@ -27,7 +27,7 @@ U4: Dtype = np.dtype("<u4")
 U8: Dtype = np.dtype("<u8")
 
 THREAD_LAYOUT: Dtype = np.dtype(
-    [("offset", "<i8"), ("module", "<u4"), ("dtv_pointer", "<u4"), ("dtv_stride", "<u4"), ("_pad", "<u4")]
+    [("offset", "<i8"), ("module", "<u4"), ("dtv_pointer", "<i4"), ("dtv_stride", "<u4"), ("_pad", "<u4")]
 )
 """struct thread_layout (bpf/common/context.h)."""
 
@@ -44,7 +44,7 @@ TCP_EVENT = _event(
     ("bytes", "<u4"),
     ("smoothed_rtt_us", "<u4"),
     ("retransmits", "<u4"),
-    ("_pad2", "<u4"),
+    ("segments", "<u4"),
 )
 """struct tcp_event (bpf/tcp.h)."""
 
@@ -116,8 +116,14 @@ TLS_EVENT = _event(
 
 TLS_ABANDONED = -1
 
-PROCESS_EVENT = _event(("comm", "S16"))
-"""struct process_event (bpf/process.h)."""
+PROCESS_EVENT = _event(
+    ("parent", "<u4"),
+    ("namespace_pid", "<u4"),
+    ("pid_namespace", "<u4"),
+    ("followed", "u1"),
+    ("_pad", "u1", (3,)),
+)
+"""struct process_event (bpf/process.h); handed over as `events.PROCESS` instead."""
 
 USER_FIELDS = 6
 USER_RESULT = 0xFF

@@ -109,6 +109,34 @@ static void musl_s_table_is_read_with_its_own_stride(void)
 	CHECK(!current_origin(&origin));
 }
 
+/* musl on AArch64: the table's address lies in front of where the thread pointer leads. */
+static void a_table_may_lie_in_front_of_the_thread_pointer(void)
+{
+	static unsigned long table[6];
+	struct origin origin;
+
+	begin((struct thread_layout){.offset = 32, .module = 5, .dtv_pointer = -8, .dtv_stride = 8});
+	memcpy(block + 32, &variable, sizeof(variable));
+	table[0] = 5;
+	table[5] = (unsigned long)block;
+	control_block[0] = (unsigned long)table;
+	task.thread.fsbase = (unsigned long)&control_block[1];
+	CHECK(current_origin(&origin));
+	CHECK(origin.span_id == 3);
+}
+
+/* A count that is not to be read says nothing about the table's length. */
+static void a_table_whose_length_is_not_there_is_not_read(void)
+{
+	struct origin origin;
+
+	begin_dynamic(5, (unsigned long)block);
+	control_block[1] = 16; /* the count would lie at 0 */
+	CHECK(!current_origin(&origin));
+	control_block[1] = 0;
+	CHECK(!current_origin(&origin));
+}
+
 static void what_is_no_valid_record_is_no_span(void)
 {
 	struct origin origin;
@@ -196,6 +224,8 @@ int main(void)
 	RUN(a_table_too_short_for_a_late_module_is_not_read_beyond);
 	RUN(a_block_that_the_thread_has_not_touched_has_no_record);
 	RUN(musl_s_table_is_read_with_its_own_stride);
+	RUN(a_table_may_lie_in_front_of_the_thread_pointer);
+	RUN(a_table_whose_length_is_not_there_is_not_read);
 	RUN(what_is_no_valid_record_is_no_span);
 	RUN(zero_ids_are_counted);
 	RUN(memory_that_is_not_there_is_counted);
