@@ -18,6 +18,28 @@ enum {
 	STATE_CLOSE = 7,
 };
 
+#pragma clang diagnostic push
+#pragma clang diagnostic ignored "-Wpadded"
+
+/* What TCP keeps in sk_buff.cb of what it sends. */
+struct tcp_skb_cb {
+	__u16 tcp_gso_segs;
+} __attribute__((preserve_access_index));
+
+struct sk_buff___control {
+	char cb[48];
+} __attribute__((preserve_access_index));
+
+#pragma clang diagnostic pop
+
+static __always_inline __u32 segments_of(struct sk_buff *skb)
+{
+	struct tcp_skb_cb *control = (void *)((struct sk_buff___control *)skb)->cb;
+	__u16 segments = BPF_CORE_READ(control, tcp_gso_segs);
+
+	return segments ?: 1;
+}
+
 static __always_inline void map_ipv4(__u8 *to, __be32 address)
 {
 	__builtin_memset(to, 0, 10);
@@ -44,7 +66,7 @@ static __always_inline void describe_socket(struct tcp_event *record, struct soc
 	record->bytes = 0;
 	record->smoothed_rtt_us = tcp ? tcp->srtt_us >> 3 : 0;
 	record->retransmits = tcp ? tcp->total_retrans : 0;
-	record->_pad2 = 0;
+	record->segments = 0;
 }
 
 static __always_inline struct tcp_event *socket_event(enum event_kind kind, struct sock *sk,
@@ -59,7 +81,7 @@ static __always_inline struct tcp_event *socket_event(enum event_kind kind, stru
 	return record;
 }
 
-static __always_inline void simple_event(enum event_kind kind, struct sock *sk, __u32 bytes)
+static __always_inline void simple_event(enum event_kind kind, struct sock *sk, __u32 bytes, __u32 segments)
 {
 	struct tcp_event *record;
 	struct origin origin;
@@ -69,6 +91,7 @@ static __always_inline void simple_event(enum event_kind kind, struct sock *sk, 
 	if (!record)
 		return;
 	record->bytes = bytes;
+	record->segments = segments;
 	bpf_ringbuf_submit(record, 0);
 }
 
@@ -117,7 +140,7 @@ static __always_inline void connect_ended(struct sock *sk, int state)
 SEC("tp_btf/tcp_retransmit_skb")
 int BPF_PROG(tcp_retransmit_skb, struct sock *sk, struct sk_buff *skb)
 {
-	simple_event(EVENT_TCP_RETRANSMIT, sk, skb->len);
+	simple_event(EVENT_TCP_RETRANSMIT, sk, skb->len, segments_of(skb));
 	return 0;
 }
 
@@ -126,14 +149,14 @@ int BPF_PROG(tcp_send_reset, struct sock *sk)
 {
 	/* No socket: somebody knocked at a closed port; the knocking side has its own event. */
 	if (sk)
-		simple_event(EVENT_TCP_RESET_SENT, sk, 0);
+		simple_event(EVENT_TCP_RESET_SENT, sk, 0, 0);
 	return 0;
 }
 
 SEC("tp_btf/tcp_receive_reset")
 int BPF_PROG(tcp_receive_reset, struct sock *sk)
 {
-	simple_event(EVENT_TCP_RESET_RECEIVED, sk, 0);
+	simple_event(EVENT_TCP_RESET_RECEIVED, sk, 0, 0);
 	return 0;
 }
 

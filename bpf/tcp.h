@@ -15,8 +15,8 @@ struct tcp_event {
 	__u8 _pad[3];
 	__u32 bytes; /* EVENT_TCP_RETRANSMIT: of payload in the segment */
 	__u32 smoothed_rtt_us;
-	__u32 retransmits; /* of this connection so far, this one not counted */
-	__u32 _pad2;
+	__u32 retransmits; /* of this connection so far, in segments */
+	__u32 segments; /* EVENT_TCP_RETRANSMIT: sent again by this one, which offload may cut only later */
 };
 
 _Static_assert(sizeof(struct tcp_event) == 112, "mirrored in records.py");

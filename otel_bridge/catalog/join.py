@@ -58,6 +58,9 @@ KERNEL_TCP_RECEIVE_QUEUE_FULL = Attribute(
     "kernel.tcp.receive_queue_full", "int", "{occurrence}", "How often a receive queue was full."
 )
 KERNEL_TCP_STATE = Attribute("kernel.tcp.state", "int", "", "TCP state (include/net/tcp_states.h).")
+KERNEL_TCP_SEGMENTS = Attribute(
+    "kernel.tcp.segments", "int", "{segment}", "Segments sent again at once; more than one with offload."
+)
 KERNEL_TCP_BYTES = Attribute("kernel.tcp.bytes", "int", "By", "Bytes of the segment.")
 KERNEL_TCP_SMOOTHED_RTT = Attribute(
     "kernel.tcp.smoothed_rtt", "int", "us", "Round-trip time of the connection."

@@ -71,7 +71,9 @@ _COUNT, _SUM, _MAX = Fold.COUNT, Fold.SUM, Fold.MAX
 
 SHAPES: dict[int, Shape] = {
     Kind.TCP_RETRANSMIT: Shape(
-        "kernel.tcp.retransmit", _TCP, (Summary(catalog.KERNEL_TCP_RETRANSMITS, _COUNT),)
+        "kernel.tcp.retransmit",
+        _TCP | {"segments": catalog.KERNEL_TCP_SEGMENTS},
+        (Summary(catalog.KERNEL_TCP_RETRANSMITS, _SUM, "segments"),),
     ),
     Kind.TCP_RESET_SENT: Shape("kernel.tcp.reset_sent", _TCP, (Summary(catalog.KERNEL_TCP_RESETS, _COUNT),)),
     Kind.TCP_RESET_RECEIVED: Shape(

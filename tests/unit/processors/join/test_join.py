@@ -34,6 +34,7 @@ TCP = np.dtype(
         ("state", "u1"),
         ("bytes", "<u4"),
         ("smoothed_rtt_us", "<u4"),
+        ("segments", "<u4"),
     ]
 )
 SUM = np.dtype(
@@ -66,6 +67,7 @@ def retransmits(
     records["trace_id"] = trace
     records["remote_address"] = bytes(10) + b"\xff\xff" + bytes((10, 0, 0, 9))
     records["remote_port"] = 8000
+    records["segments"] = 1
     for record, span in zip(records, spans, strict=True):
         record["span_id"] = span_id(span)
     return KernelEvents("tcp", records)
