@@ -3,54 +3,24 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from otel_bridge.model import KernelEventKind, Match
-from tests.support.kernel import eventually, followed, monitoring
+from tests.support.cgroups import MIB, MemoryCgroup, NoController
+from tests.support.kernel import followed, monitoring
 
-MIB = 1 << 20
 LIMIT = 64 * MIB
-
-
-class MemoryCgroup:
-    """A memory cgroup, v1 or v2, with a limit."""
-
-    def __init__(self) -> None:
-        parent, self._limit_file = self._controller()
-        self.path = parent / f"otel-bridge-test-{os.getpid()}"
-        self.path.mkdir()
-        (self.path / self._limit_file).write_text(str(LIMIT))
-        if (self.path / "memory.swap.max").exists():
-            (self.path / "memory.swap.max").write_text("0")
-
-    @staticmethod
-    def _controller() -> tuple[Path, str]:
-        for line in Path("/proc/self/mountinfo").read_text().splitlines():
-            before, _, after = line.partition(" - ")
-            mount, kind, options = Path(before.split()[4]), after.split()[0], after.split()[2]
-            if kind == "cgroup" and "memory" in options.split(","):
-                return mount, "memory.limit_in_bytes"
-            if kind == "cgroup2" and "memory" in (mount / "cgroup.subtree_control").read_text().split():
-                return mount, "memory.max"
-        pytest.skip("needs a memory cgroup controller, v1 or enabled in the v2 root's cgroup.subtree_control")
-
-    def add(self, pid: int) -> None:
-        """Move a process in."""
-        (self.path / "cgroup.procs").write_text(str(pid))
-
-    def remove(self) -> None:
-        """Delete it, once its processes are gone."""
-        eventually("the cgroup is empty", lambda: not (self.path / "cgroup.procs").read_text())
-        self.path.rmdir()
 
 
 @pytest.fixture
 def cgroup():
     """A cgroup with 64 MiB."""
-    group = MemoryCgroup()
+    try:
+        group = MemoryCgroup(f"otel-bridge-test-{os.getpid()}", LIMIT)
+    except NoController as error:
+        pytest.skip(str(error))
     yield group
     group.remove()
 
