@@ -1,4 +1,5 @@
 from collections.abc import Sequence
+from typing import TypeAlias
 
 # The codec: requests into records, edits into requests; arrays are little-endian bytes. See `codec.rs`.
 
@@ -49,3 +50,33 @@ def query_param(data: bytes, offs: bytes, lens: bytes, name: bytes, bare: bool) 
 def query_int(data: bytes, offs: bytes, lens: bytes, name: bytes, bare: bool) -> tuple[bytes, bytes]: ...
 def first_text(data: bytes, offs: bytes, lens: bytes) -> bytes: ...
 def same_text(data: bytes, offs: bytes, lens: bytes, other_offs: bytes, other_lens: bytes) -> bytes: ...
+
+# Groups: spans by their labels and by the call they tell of; see `groups`.
+
+_Column: TypeAlias = tuple[bytes, bytes]
+
+class Cells:
+    def __init__(self) -> None: ...
+    def __len__(self) -> int: ...
+    def assign(
+        self, data: bytes, added: bytes, columns: Sequence[_Column], codes: bytes, width: int
+    ) -> bytes: ...
+    def labels(self, number: int, width: int) -> tuple[bytes, list[bytes]] | None: ...
+    def clear(self) -> None: ...
+
+class Calls:
+    def __init__(self, capacity: int) -> None: ...
+    def __len__(self) -> int: ...
+    def tell(
+        self,
+        traces: bytes,
+        spans: bytes,
+        parents: bytes,
+        starts: bytes,
+        ends: bytes,
+        roles: bytes,
+        data: bytes,
+        added: bytes,
+        services: _Column,
+        ids: _Column,
+    ) -> bytes: ...

@@ -4,6 +4,8 @@
 //! slice that does not lie inside the data is read as empty, so no input can cause a panic here.
 
 mod any_value;
+mod calls;
+mod cells;
 mod json;
 mod keys;
 mod lineage;
@@ -16,6 +18,8 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<keys::Words>()?;
     module.add_class::<keys::KeyPatterns>()?;
     module.add_class::<lineage::Lineage>()?;
+    module.add_class::<cells::Cells>()?;
+    module.add_class::<calls::Calls>()?;
     module.add_function(wrap_pyfunction!(text::parse_int, module)?)?;
     module.add_function(wrap_pyfunction!(text::parse_double, module)?)?;
     module.add_function(wrap_pyfunction!(text::query_param, module)?)?;
@@ -45,6 +49,24 @@ impl<'a> Slices<'a> {
                 let off = off as usize;
                 (off, data.get(off..off + len as usize).unwrap_or_default())
             })
+    }
+}
+
+/// Two texts as if one stood behind the other: the request, and what steps have added.
+struct Stretches<'a> {
+    data: &'a [u8],
+    added: &'a [u8],
+}
+
+impl<'a> Stretches<'a> {
+    /// A slice that lies in one of them, else nothing.
+    fn get(&self, off: u32, len: u32) -> &'a [u8] {
+        let (off, len) = (off as usize, len as usize);
+        let (text, off) = match off.checked_sub(self.data.len()) {
+            None => (self.data, off),
+            Some(off) => (self.added, off),
+        };
+        text.get(off..off + len).unwrap_or_default()
     }
 }
 

@@ -1,0 +1,178 @@
+"""Spans grouped without a Python loop: by their labels, and by the call that they tell of.
+
+The work is done by the native crate (`_native/src/columns/`) or, where that is not installed, by
+`groups_reference`, alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from otel_bridge import groups_reference
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import ModuleType
+
+    from numpy.typing import NDArray
+
+    from otel_bridge.batch import Slices
+
+    U4 = NDArray[np.uint32]
+    U1 = NDArray[np.uint8]
+
+_kernels: ModuleType
+try:
+    from otel_bridge._native import wire as _kernels
+except ImportError:
+    _kernels = groups_reference
+if not hasattr(_kernels, "Cells"):  # an older build of the crate
+    _kernels = groups_reference
+
+TELLS, FIRST_OF_CALL, FIRST_OF_ID = 1, 2, 4
+"""What `Calls.tell` says of a span."""
+NO_ROLE, CLIENT, SERVER = 0, 1, 2
+"""From which side a span tells of a call."""
+
+
+@dataclass(slots=True)
+class Texts:
+    """A text for each row of several columns: slices of the request, and of what steps have added to it.
+
+    Attributes:
+        data: the request.
+        rows: how many spans it has.
+        added: what columns had elsewhere, back to back; an offset beyond `data` is one into it.
+    """
+
+    data: bytes
+    rows: int
+    added: bytearray = field(default_factory=bytearray)
+
+    def column(self, pieces: Sequence[Slices], longest: int) -> Column:
+        """A column of pieces (`Batch.resolved_texts`); texts are cut to `longest` bytes."""
+        column = Column(np.zeros(self.rows, "<u4"), np.zeros(self.rows, "<u4"))
+        for piece in pieces:
+            column.offs[piece.rows] = piece.offs if piece.data is self.data else self._add(piece)
+            column.lens[piece.rows] = np.minimum(piece.lens, longest)
+        return column
+
+    def _add(self, piece: Slices) -> U4:
+        start = len(self.data) + len(self.added)
+        self.added += piece.data
+        return piece.offs + np.uint32(start)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """Offsets and lengths into `Texts`, shape (rows,), u4; an empty text is none."""
+
+    offs: U4
+    lens: U4
+
+    def otherwise(self, other: Column) -> Column:
+        """The other column's text where this one has none."""
+        has = self.lens > 0
+        return Column(np.where(has, self.offs, other.offs), np.where(has, self.lens, other.lens))
+
+    def bytes(self) -> tuple[bytes, bytes]:
+        """As the kernels take it."""
+        return self.offs.tobytes(), self.lens.tobytes()
+
+
+class Cells:
+    """Numbers for combinations of texts and codes, given as they come: 0, 1, 2, ….
+
+    Nothing is forgotten but by `clear`: whoever asks bounds it.
+
+    Args:
+        width: how many codes (bytes) a row has.
+    """
+
+    def __init__(self, width: int) -> None:
+        self._width = width
+        self._cells = _kernels.Cells()
+
+    def __len__(self) -> int:
+        """How many combinations are known."""
+        return len(self._cells)
+
+    def assign(self, texts: Texts, columns: Sequence[Column], codes: U1) -> NDArray[np.uint32]:
+        """Each row's number; `codes` has the shape (rows, width)."""
+        found = self._cells.assign(
+            texts.data,
+            bytes(texts.added),
+            [column.bytes() for column in columns],
+            np.ascontiguousarray(codes).tobytes(),
+            self._width,
+        )
+        return np.frombuffer(found, "<u4")
+
+    def labels(self, number: int) -> tuple[bytes, list[bytes]]:
+        """The codes and the texts of a number.
+
+        Raises:
+            KeyError: it was not given.
+        """
+        found = self._cells.labels(number, self._width)
+        if found is None:
+            raise KeyError(number)
+        codes, labels = found
+        return bytes(codes), [bytes(label) for label in labels]
+
+    def clear(self) -> None:
+        """Forget all; numbers begin anew."""
+        self._cells.clear()
+
+
+class Calls:
+    """Which of the spans that tell of one call of a model counts for it.
+
+    Several spans of one service may tell of one call, from the same side: that of the client library, that of
+    a framework around it, that of a second instrumentation. The innermost counts: a span whose descendant was
+    counted does not, nor one whose ancestor was, if that came first. Spans that tell of nothing hand on what
+    is known between those that do, as far as they arrive in between. The same id of a response counts once.
+
+    Args:
+        capacity: how many spans, ids and traces are remembered at most; at least half as many are.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._calls = _kernels.Calls(capacity)
+
+    def __len__(self) -> int:
+        """How many spans are remembered."""
+        return len(self._calls)
+
+    def tell(self, spans: NDArray[np.void], roles: U1, texts: Texts, services: Column, ids: Column) -> U1:
+        """Settle the spans of a request (batch.SPAN records).
+
+        Args:
+            spans: all of them, whether or not they tell of a call.
+            roles: CLIENT, SERVER, or NO_ROLE for a span that tells of none.
+            texts: what the columns slice.
+            services: each span's service.
+            ids: the response's id, or on a server the request's.
+
+        Returns:
+            For each span bits. TELLS: it is the innermost. FIRST_OF_CALL: and no other stood for its call
+            before; an engine's request id without the number of up to four digits behind "-" or "_" names
+            the call, and of several spans in a request the last to end stands for it. FIRST_OF_ID: no other
+            had its very id before.
+        """
+        said = self._calls.tell(
+            spans["trace_id"].tobytes(),
+            spans["span_id"].tobytes(),
+            spans["parent_id"].tobytes(),
+            spans["start"].tobytes(),
+            spans["end"].tobytes(),
+            roles.tobytes(),
+            texts.data,
+            bytes(texts.added),
+            services.bytes(),
+            ids.bytes(),
+        )
+        return np.frombuffer(said, "u1")
