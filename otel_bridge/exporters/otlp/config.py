@@ -20,6 +20,7 @@ from pydantic import (
     model_validator,
 )
 
+from otel_bridge.backoff import RetryConfig
 from otel_bridge.units import ByteSize, Duration, Endpoint, EndpointText
 
 if TYPE_CHECKING:
@@ -34,29 +35,6 @@ PositiveDuration = Annotated[Duration, Field(gt=0)]
 
 class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class RetryConfig(_Model):
-    """How often a request is tried again; there is no age at which it is given up."""
-
-    initial_interval: PositiveDuration = Field(
-        default=5.0,
-        description="Upper end of the wait before the second try; the wait is drawn evenly from 0 to it.",
-    )
-    max_interval: PositiveDuration = Field(
-        default=30.0,
-        description="The upper end never grows beyond this. A longer wait that the destination asks for is "
-        "kept.",
-    )
-    multiplier: Annotated[float, Field(ge=1)] = Field(
-        default=1.5, description="How much the upper end grows with each failure."
-    )
-
-    @model_validator(mode="after")
-    def _ordered(self) -> Self:
-        if self.max_interval < self.initial_interval:
-            raise ValueError("max_interval must not be shorter than initial_interval")
-        return self
 
 
 class QueueConfig(_Model):

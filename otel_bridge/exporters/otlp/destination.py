@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 import structlog
 
 from otel_bridge import catalog
+from otel_bridge.backoff import RetryPolicy
 from otel_bridge.errors import BridgeError, RetryableError
 from otel_bridge.exporters.otlp.answer import Delivered, Failed
 from otel_bridge.exporters.otlp.queue import Alarm, Item, MemoryQueue
-from otel_bridge.exporters.otlp.retry import Health, RetryPolicy, Suspects
+from otel_bridge.exporters.otlp.retry import Health, Suspects
 from otel_bridge.exporters.otlp.size_limit import SizeLimit
 from otel_bridge.exporters.otlp.split import Part, split
 from otel_bridge.exporters.otlp.throttle import Throttle

@@ -1,44 +1,16 @@
-"""When to try again, and whether the destination is believed to be up."""
+"""Whether a destination is believed to be up, and when a request is to blame instead."""
 
 from __future__ import annotations
 
-import random
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from otel_bridge.exporters.otlp.config import RetryConfig
+    from otel_bridge.backoff import RetryPolicy
 
 SUSPECT_AFTER = 3
 """Failures in a row that may be a request's own fault before others are tried in its place."""
 MOST_SUSPECTS = 3
 """When so many requests fail like that in a row, it is the destination."""
-LONGEST_ASKED = 3600.0
-"""A destination cannot shut itself off for longer than this by one answer, seconds."""
-
-
-class RetryPolicy:
-    """Exponential back-off with full jitter: a wait is drawn evenly from 0 to a growing upper end."""
-
-    def __init__(self, config: RetryConfig, draw: Callable[[], float] = random.random) -> None:
-        """`draw` gives numbers in [0, 1)."""
-        self._config = config
-        self._draw = draw
-
-    def delay(self, failures: int, floor: float = 0.0) -> float:
-        """Seconds to wait after so many failures in a row (at least 1).
-
-        `floor` is what the destination asked for (RetryInfo, Retry-After): the wait is that long and a
-        drawn part more, so that those who were told the same do not all come back at once.
-        """
-        config = self._config
-        exponent = min(failures - 1, 1000)
-        try:
-            upper = min(config.initial_interval * config.multiplier**exponent, config.max_interval)
-        except OverflowError:
-            upper = config.max_interval
-        return min(floor, LONGEST_ASKED) + self._draw() * upper
 
 
 class Health:

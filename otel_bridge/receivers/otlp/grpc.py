@@ -9,12 +9,12 @@ import grpc
 import grpc.aio
 
 from otel_bridge.errors import MalformedRequestError, RetryableError
+from otel_bridge.listeners.address import cannot_listen
+from otel_bridge.listeners.auth import BearerAuth
+from otel_bridge.listeners.tls import Certificates
 from otel_bridge.model import Signal
 from otel_bridge.receivers.otlp import answer, status
-from otel_bridge.receivers.otlp.auth import BearerAuth
 from otel_bridge.receivers.otlp.intake import Intake
-from otel_bridge.receivers.otlp.listen import cannot_listen
-from otel_bridge.receivers.otlp.tls import Certificates
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

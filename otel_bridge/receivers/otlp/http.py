@@ -16,14 +16,14 @@ from otel_bridge.errors import (
     RetryableError,
     UnsupportedMediaTypeError,
 )
+from otel_bridge.listeners.address import cannot_listen
+from otel_bridge.listeners.auth import BearerAuth
+from otel_bridge.listeners.connection import Connection
+from otel_bridge.listeners.tls import Certificates
 from otel_bridge.model import Signal
 from otel_bridge.receivers.otlp import answer, otlp_json, status
-from otel_bridge.receivers.otlp.auth import BearerAuth
 from otel_bridge.receivers.otlp.compression import ENCODINGS, coding_of, inflate
-from otel_bridge.receivers.otlp.connection import Connection
 from otel_bridge.receivers.otlp.intake import UNKNOWN_SIGNAL, Intake
-from otel_bridge.receivers.otlp.listen import cannot_listen
-from otel_bridge.receivers.otlp.tls import Certificates
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from otel_bridge.backoff import LONGEST_ASKED, RetryPolicy
 from otel_bridge.exporters.otlp.config import RetryConfig
-from otel_bridge.exporters.otlp.retry import LONGEST_ASKED, Health, RetryPolicy, Suspects
+from otel_bridge.exporters.otlp.retry import Health, Suspects
 
 
 def policy(draw: float = 1.0, **config) -> RetryPolicy:

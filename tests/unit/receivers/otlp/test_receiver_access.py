@@ -12,9 +12,9 @@ import pytest
 import trustme
 
 from otel_bridge.errors import StartError, UnauthenticatedError
+from otel_bridge.listeners.auth import BearerAuth
+from otel_bridge.listeners.config import AuthConfig
 from otel_bridge.model import Signal
-from otel_bridge.receivers.otlp.auth import BearerAuth
-from otel_bridge.receivers.otlp.config import AuthConfig
 from otel_bridge.testing import trace_request
 from tests.support.otlp_clients import JSON, METHOD_OF, PROTOBUF, Http2
 
@@ -238,7 +238,7 @@ class TestBearerTokens:
         writer.close()
 
     async def test_tokens_in_a_file(self, start, tmp_path, monkeypatch):
-        monkeypatch.setattr("otel_bridge.receivers.otlp.auth._LOOK_INTERVAL", 0.0)
+        monkeypatch.setattr("otel_bridge.listeners.auth._LOOK_INTERVAL", 0.0)
         file = tmp_path / "tokens"
         file.write_text("first\n\n  second  \n")
         running = await start(http={"auth": {"bearer_token_file": str(file)}})
@@ -271,7 +271,7 @@ class TestBearerTokens:
             compared.append(right)
             return left == right
 
-        monkeypatch.setattr("otel_bridge.receivers.otlp.auth.hmac.compare_digest", compare)
+        monkeypatch.setattr("otel_bridge.listeners.auth.hmac.compare_digest", compare)
         auth = BearerAuth(AuthConfig(bearer_tokens=("a", "b", "c")), "auth")
         auth.check("Bearer a")
         assert compared == [b"a", b"b", b"c"]

@@ -13,7 +13,7 @@ from otel_bridge.errors import StartError, UnauthenticatedError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from otel_bridge.receivers.otlp.config import AuthConfig
+    from otel_bridge.listeners.config import AuthConfig
 
 log = structlog.get_logger(__name__)
 

@@ -1,0 +1,1 @@
+"""What all listeners share: who may come in, their certificates, addresses and connections."""
