@@ -1,4 +1,4 @@
-/* Keeps the table of processes true while they fork, exec and exit, and tells user space of new programs. */
+/* Keeps the table of processes true while they fork, exec and exit, and tells user space of them. */
 #include "process.h"
 #include "common/context.bpf.h"
 #include "common/emit.bpf.h"
@@ -6,7 +6,19 @@
 
 char LICENSE[] SEC("license") = "Dual MIT/GPL";
 
-static __always_inline void announce(enum event_kind kind, struct task_struct *task)
+/* What a process is called in its own pid namespace, which is where it takes its `process.pid` from. */
+static __always_inline void name_itself(struct process_event *record, struct task_struct *leader)
+{
+	struct pid *pid = BPF_CORE_READ(leader, thread_pid);
+	unsigned int level = BPF_CORE_READ(pid, level);
+	struct upid *own = (struct upid *)((void *)pid + bpf_core_field_offset(struct pid, numbers) +
+					   level * bpf_core_type_size(struct upid));
+
+	record->namespace_pid = BPF_CORE_READ(own, nr);
+	record->pid_namespace = BPF_CORE_READ(own, ns, ns.inum);
+}
+
+static __always_inline void announce(enum event_kind kind, struct task_struct *task, __u32 parent, bool followed)
 {
 	struct origin origin = {.tgid = task->tgid, .tid = task->pid};
 	__u64 now = bpf_ktime_get_boot_ns();
@@ -15,29 +27,43 @@ static __always_inline void announce(enum event_kind kind, struct task_struct *t
 	if (!record)
 		return;
 	fill(&record->event, kind, &origin, now);
-	BPF_CORE_READ_INTO(&record->comm, task, comm);
+	record->parent = parent;
+	record->followed = followed;
+	record->namespace_pid = 0;
+	record->pid_namespace = 0;
+	__builtin_memset(record->_pad, 0, sizeof(record->_pad));
+	/* A thread that outlived its leader is about to leave: its own numbers are not the process's. */
+	if (kind != EVENT_PROCESS_EXIT)
+		name_itself(record, task);
 	bpf_ringbuf_submit(record, 0);
 }
 
 /* A forked child has its parent's mappings, so its threads keep their records at the same place. */
+static __always_inline bool inherit(__u32 child, __u32 parent)
+{
+	const struct thread_layout *layout = layout_of(parent);
+	struct thread_layout copy;
+
+	if (!layout) {
+		/* User space may have been late for an earlier process of this number. */
+		bpf_map_delete_elem(&processes, &child);
+		return false;
+	}
+	copy = *layout;
+	if (bpf_map_update_elem(&processes, &child, &copy, BPF_ANY)) {
+		count(COUNTER_LOST_STATE);
+		return false;
+	}
+	return true;
+}
+
 SEC("tp_btf/sched_process_fork")
 int BPF_PROG(sched_process_fork, struct task_struct *parent, struct task_struct *child)
 {
-	const struct thread_layout *layout;
-	struct thread_layout copy;
 	__u32 tgid = child->tgid;
 
-	if (tgid == (__u32)parent->tgid)
-		return 0;
-	layout = layout_of(parent->tgid);
-	if (!layout) {
-		/* User space may have been late for an earlier process of this number. */
-		bpf_map_delete_elem(&processes, &tgid);
-		return 0;
-	}
-	copy = *layout;
-	if (bpf_map_update_elem(&processes, &tgid, &copy, BPF_ANY))
-		count(COUNTER_LOST_STATE);
+	if (tgid != (__u32)parent->tgid)
+		announce(EVENT_PROCESS_FORK, child, parent->tgid, inherit(tgid, parent->tgid));
 	return 0;
 }
 
@@ -47,7 +73,7 @@ int BPF_PROG(sched_process_exec, struct task_struct *task)
 	__u32 tgid = task->tgid;
 
 	bpf_map_delete_elem(&processes, &tgid);
-	announce(EVENT_PROCESS_EXEC, task);
+	announce(EVENT_PROCESS_EXEC, task, 0, false);
 	return 0;
 }
 
@@ -59,6 +85,6 @@ int BPF_PROG(sched_process_exit, struct task_struct *task)
 	if (BPF_CORE_READ(task, signal, live.counter))
 		return 0;
 	bpf_map_delete_elem(&processes, &tgid);
-	announce(EVENT_PROCESS_EXIT, task);
+	announce(EVENT_PROCESS_EXIT, task, 0, false);
 	return 0;
 }

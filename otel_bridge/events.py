@@ -30,6 +30,17 @@ COMMON = np.dtype(
 )
 """What every event has; the first 56 bytes of its record (bpf/common/event.h)."""
 
+PROCESS = np.dtype([*COMMON.descr, ("namespace_pid", "<u4"), ("pid_namespace", "<u4"), ("container", "S64")])
+"""A process that began or ended, from the probe "process": how it is called where it calls itself something.
+
+`tgid` is its number in the initial pid namespace, `namespace_pid` that in its own (`process.pid` of its
+spans), `pid_namespace` the inode number of that namespace, `container` its container's id in hexadecimal
+digits, empty where none is known. At its end only `tgid` is told.
+"""
+
+PROBE_OF_PROCESSES = "process"
+"""The probe whose events are of dtype PROCESS and concern no span."""
+
 
 @dataclass(frozen=True, slots=True)
 class KernelEvents:

@@ -92,6 +92,7 @@ class KernelEventKind(IntEnum):
     USER = 50
     PROCESS_EXEC = 60
     PROCESS_EXIT = 61
+    PROCESS_FORK = 62
 
 
 class Match(IntEnum):

@@ -25,6 +25,7 @@ enum event_kind {
 	EVENT_USER = 50,
 	EVENT_PROCESS_EXEC = 60,
 	EVENT_PROCESS_EXIT = 61,
+	EVENT_PROCESS_FORK = 62,
 };
 
 /* How the span of an event was found; a guess is never presented as a fact. */

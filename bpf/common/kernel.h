@@ -27,9 +27,26 @@ struct signal_struct {
 	} live; /* threads that have not exited */
 };
 
+struct pid_namespace {
+	struct {
+		unsigned int inum;
+	} ns;
+};
+
+struct upid {
+	int nr;
+	struct pid_namespace *ns;
+};
+
+struct pid {
+	unsigned int level; /* of the namespace it was made in; 0: the initial one */
+	struct upid numbers[1]; /* one for each level */
+};
+
 struct task_struct {
 	int pid;
 	int tgid;
+	struct pid *thread_pid; /* since 5.0 (2c4704756cab) */
 	unsigned int __state;
 	struct signal_struct *signal;
 	struct thread_struct thread;

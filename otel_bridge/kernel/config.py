@@ -188,7 +188,9 @@ class KernelConfig(_Model):
     )
     sum_interval: Duration = Field(0.25, description="How often sums per span are taken from the kernel.")
     scan_interval: Duration = Field(
-        2.0, description="How often running processes are looked through for what is new in them."
+        30.0,
+        description="How often running processes are held against those that the kernel told of: a net under "
+        "news that were lost.",
     )
     drop_privileges: bool = Field(
         True, description="After loading, give up every capability that is not needed any more."

@@ -18,6 +18,7 @@ from otel_bridge.kernel.records import RATE_LIMIT, THREAD_LAYOUT, U4, U8, Counte
 from otel_bridge.kernel.ring import Ring, RingMemory
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from numpy.typing import NDArray
@@ -100,7 +101,7 @@ def attach(obj: Object, path: str, uprobe: Uprobe) -> Link:
     )
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class AttachedFile:
     """A file whose functions a probe's programs hang on.
 
@@ -199,12 +200,17 @@ class Loader:
 
     Maps outlive the objects they came with: a probe that is loaded again goes on with its ring buffer, its
     counters and what it was following.
+
+    Attributes:
+        config: what the next probe is loaded with.
+        cpus: how many values a per-CPU counter has.
+        loaded: the probes at work, by name.
     """
 
     def __init__(self, library: Library, config: KernelConfig) -> None:
         self._library = library
-        self._config = config
-        self._cpus = library.possible_cpus
+        self.config = config
+        self.cpus = library.possible_cpus
         self._kept: dict[tuple[str, str], int] = {}
         self._files: dict[str, list[AttachedFile]] = {}
         self.loaded: dict[str, LoadedProbe] = {}
@@ -262,18 +268,18 @@ class Loader:
         for name in obj.programs:
             if name in known and name not in programs:
                 obj.leave_out(name)
-        settings = self._config.probes
+        settings = self.config.probes
         own = probe.config_of(settings)
         values = probe.constants(settings)
         if values is not None:
             obj.set_constants(CONFIG_SECTION, values)
-        sizes = {"processes": self._config.max_processes}
+        sizes = {"processes": self.config.max_processes}
         if probe.record is not None:
             sizes["events"] = own.ring_size if own else _OWN_RING_SIZE
             limit = own.events_per_second if own else 0
             obj.set_constants(".rodata.limit", constants(RATE_LIMIT, {"events_per_second": limit}))
         if probe.sums is not None:
-            sizes |= {"sums_a": self._config.max_spans, "sums_b": self._config.max_spans}
+            sizes |= {"sums_a": self.config.max_spans, "sums_b": self.config.max_spans}
         for name in obj.maps:
             if name in sizes:
                 obj.set_max_entries(name, sizes[name])
@@ -318,9 +324,11 @@ class Loader:
             Map(self._library, self._fd(obj, name), sums.key, sums.value) for name in ("sums_a", "sums_b")
         )
         slot = Map(self._library, self._fd(obj, "sums"), U4, U4)
+        # A table that was kept from an earlier load may have had the other one's turn.
+        slot.set(0, first.fd)
         return SumTables(slot, (first, second), obj.max_entries("sums_a"))
 
-    def attach_file(self, name: str, path: str, uprobes: tuple[Uprobe, ...]) -> None:
+    def attach_file(self, name: str, path: str, uprobes: tuple[Uprobe, ...]) -> AttachedFile:
         """Attach a loaded probe's programs to functions of a file, in every process that maps it.
 
         Args:
@@ -339,6 +347,15 @@ class Loader:
             os.close(file.fd)
             raise
         self._files.setdefault(name, []).append(file)
+        return file
+
+    def detach_file(self, name: str, file: AttachedFile) -> None:
+        """Detach from a file; harmless when the probe was unloaded meanwhile."""
+        files = self._files.get(name, [])
+        if file in files:
+            files.remove(file)
+            file.detach()
+            os.close(file.fd)
 
     def covered(self, name: str) -> int:
         """How many files a probe's programs hang on."""
@@ -352,15 +369,22 @@ class Loader:
         """
         return self.loaded[probe].object.map(name, key, value)
 
-    def unload(self, name: str) -> None:
-        """Detach and give back a probe; its maps stay for when it is loaded again."""
-        loaded = self.loaded.pop(name, None)
+    def unload(self, name: str, *, last: Callable[[LoadedProbe], None] = lambda _: None) -> None:
+        """Detach and give back a probe; its maps stay for when it is loaded again.
+
+        Args:
+            name: of the probe.
+            last: takes what it left behind, when nothing is added any more.
+        """
+        loaded = self.loaded.get(name)
         if loaded is None:
             return
         loaded.detach()
         for file in self._files.pop(name, []):
             file.detach()
             os.close(file.fd)
+        last(loaded)
+        del self.loaded[name]
         loaded.object.close()
 
     def reload(self, name: str, config: KernelConfig) -> LoadedProbe:
@@ -373,12 +397,12 @@ class Loader:
             BridgeError: the new one was refused; the old one goes on.
         """
         before = self.loaded[name]
-        previous, self._config = self._config, config
+        previous, self.config = self.config, config
         try:
             after = self._make(before.probe)
             self._swap(before, after, self._files.get(name, []))
         except BaseException:
-            self._config = previous
+            self.config = previous
             raise
         self.loaded[name] = after
         before.object.close()
@@ -405,8 +429,8 @@ class Loader:
     def count(self, name: str) -> NDArray[np.uint64]:
         """A probe's counters, shape (len(Counter), CPUs)."""
         counters = self.loaded[name].counters
-        rows = [counters.get(int(which), cpus=self._cpus) for which in Counter]
-        return np.stack([row if row is not None else np.zeros(self._cpus, "<u8") for row in rows])
+        rows = [counters.get(int(which), cpus=self.cpus) for which in Counter]
+        return np.stack([row if row is not None else np.zeros(self.cpus, "<u8") for row in rows])
 
     def close(self) -> None:
         """Unload everything."""

@@ -12,26 +12,30 @@ import structlog
 
 from otel_bridge import catalog
 from otel_bridge.errors import BridgeError, StartError
+from otel_bridge.events import KernelEvents
 from otel_bridge.kernel import privileges, thread_context
 from otel_bridge.kernel.accounts import Accounts, DeviceAccounts
 from otel_bridge.kernel.clock import Alignment
 from otel_bridge.kernel.discovery import PROC, Discovery
 from otel_bridge.kernel.libbpf import LibbpfError, Library
 from otel_bridge.kernel.loader import Loader
-from otel_bridge.kernel.probes import PROBES, is_wanted, tls, user
+from otel_bridge.kernel.mappings import MappingNews, MappingsError
+from otel_bridge.kernel.places import FunctionPlace
+from otel_bridge.kernel.probes import PROBES, is_wanted, process, tls, user
 from otel_bridge.kernel.reader import Intake, Reader, Ticker, Timer
 from otel_bridge.kernel.records import BLOCK_DEVICE, BLOCK_TOTALS, U4, USER_PROBE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     import numpy as np
     from numpy.typing import NDArray
 
     from otel_bridge.contracts import Clock
-    from otel_bridge.events import KernelEvents, KernelEventSink
-    from otel_bridge.kernel.config import KernelConfig
-    from otel_bridge.kernel.discovery import Layout, MappedFile
+    from otel_bridge.events import KernelEventSink
+    from otel_bridge.kernel.config import KernelConfig, ProbesConfig, UserConfig
+    from otel_bridge.kernel.discovery import Layout, MappedFile, Place
+    from otel_bridge.kernel.loader import AttachedFile, LoadedProbe
     from otel_bridge.kernel.probes.base import Probe, Uprobe
     from otel_bridge.telemetry import Telemetry
 
@@ -39,6 +43,10 @@ log = structlog.get_logger(__name__)
 
 _CLOCK_INTERVAL = 1.0
 _COUNT_INTERVAL = 1.0
+_NEED_PRIVILEGES = (
+    "loading takes privileges that were given up after the start; restart the bridge, or keep them with "
+    "kernel.drop_privileges: false"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,19 +64,29 @@ class ProbeState:
     reason: str = ""
 
 
+class ReloadError(BridgeError):
+    """Parts of a configuration that are not in effect, one a line, each with the reason."""
+
+
 class _Split:
-    """Process events go to discovery, all others to the bridge."""
+    """Process events go to discovery, which tells of them in its own words; all others go to the bridge."""
 
     def __init__(self, sink: KernelEventSink) -> None:
         self._sink = sink
+        self._lock = threading.Lock()
         self.discovery: Discovery | None = None
 
     def take(self, events: KernelEvents) -> None:
         """See `KernelEventSink`."""
-        if events.probe != "process":
-            self._sink.take(events)
+        if events.probe != process.PROBE.name:
+            self.hand_on(events)
         elif self.discovery is not None:
             self.discovery.announce(events.records)
+
+    def hand_on(self, events: KernelEvents) -> None:
+        """To the bridge, one at a time."""
+        with self._lock:
+            self._sink.take(events)
 
 
 class KernelMonitor:
@@ -92,6 +110,8 @@ class KernelMonitor:
         self._reader: Reader | None = None
         self._ticker: Ticker | None = None
         self._discovery: Discovery | None = None
+        self._mapping_news: MappingNews | None = None
+        self._places: dict[str, list[Place]] = {}
         self._statistics_fd = -1
         # Held by whoever uses the loaded objects: they are closed when a probe is swapped.
         self._objects = threading.RLock()
@@ -169,15 +189,19 @@ class KernelMonitor:
                 Timer(self._clock, _COUNT_INTERVAL, self._count),
             ]
         )
-        self._discovery = self._split.discovery = Discovery(
-            self._clock,
-            thread_context.locate,
-            self._follow,
-            self._places(),
-            scan_interval=self._config.scan_interval,
-        )
         for loaded in self._loader.loaded.values():
             self._reader.add(loaded)
+            self._places[loaded.probe.name] = self._places_of(loaded, self._config)
+        self._mapping_news = self._open_mapping_news()
+        self._discovery = self._split.discovery = Discovery(
+            self._clock,
+            thread_context.shared,
+            self._follow,
+            self._all_places(),
+            tell=self._tell,
+            news=self._mapping_news,
+            scan_interval=self._config.scan_interval,
+        )
         self._align()
         if self._config.drop_privileges:
             self._drop_privileges()
@@ -185,26 +209,35 @@ class KernelMonitor:
         self._ticker.start()
         self._discovery.start()
 
-    def _places(self) -> list[tuple[str, Callable[[MappedFile], None]]]:
-        """Patterns of the files that probes hang on, with what attaches them."""
-        assert self._loader is not None
-        places: list[tuple[str, Callable[[MappedFile], None]]] = [
-            (loaded.probe.library, partial(self._attach, name, loaded.probe.uprobes))
-            for name, loaded in self._loader.loaded.items()
-            if loaded.probe.library
-        ]
-        if user.PROBE.name in self._loader.loaded:
-            functions = self._configure_functions()
-            places += [
-                (library, partial(self._attach, user.PROBE.name, uprobes))
-                for library, uprobes in functions.places()
-            ]
-        return places
+    @staticmethod
+    def _open_mapping_news() -> MappingNews | None:
+        try:
+            return MappingNews()
+        except MappingsError as error:
+            log.warning("processes are looked through in intervals for what they load", reason=str(error))
+            return None
 
-    def _configure_functions(self) -> user.Functions:
+    def _tell(self, records: NDArray[np.void]) -> None:
+        self._split.hand_on(KernelEvents(process.PROBE.name, records))
+
+    def _all_places(self) -> list[Place]:
+        return [place for places in self._places.values() for place in places]
+
+    def _places_of(self, loaded: LoadedProbe, config: KernelConfig) -> list[Place]:
+        """The files that a probe's programs hang on."""
+        probe = loaded.probe
+        attach = partial(self._attach, probe.name)
+        if probe is user.PROBE:
+            places = self._configure_functions(config.probes.user).places()
+            return [FunctionPlace(uprobes, library, "", attach) for library, uprobes in places]
+        if probe.library:
+            return [FunctionPlace(probe.uprobes, probe.library, probe.function, attach)]
+        return []
+
+    def _configure_functions(self, config: UserConfig) -> user.Functions:
         """Tell the kernel of the configured functions, and the intake of their names."""
         assert self._loader is not None
-        functions = user.Functions.of(self._config.probes.user)
+        functions = user.Functions.of(config)
         table = self._loader.map(user.PROBE.name, "user_probes", U4, USER_PROBE)
         for number, row in functions.table():
             table.set(number, row)
@@ -224,16 +257,21 @@ class KernelMonitor:
 
     def close(self) -> None:
         """`stop`, for callers without a loop."""
-        if self._discovery is not None:
-            self._discovery.stop()
         if self._ticker is not None:
             self._ticker.stop()
         if self._reader is not None:
             self._reader.stop()
+        if self._discovery is not None:
+            self._discovery.stop()
+        if self._ticker is not None:
             self._take_sums()
             self._count()
+        if self._mapping_news is not None:
+            self._mapping_news.close()
+            self._mapping_news = None
         if self._loader is not None:
             self._loader.close()
+        self._places.clear()
         self._discovery = self._reader = self._ticker = self._loader = None
 
     @property
@@ -258,21 +296,95 @@ class KernelMonitor:
         found = {f"{key['major']}:{key['minor']}": table.get(key) for key in table.keys()}  # noqa: SIM118 (no dict)
         return {name: row[0] for name, row in found.items() if row is not None}
 
+    @property
+    def config(self) -> KernelConfig:
+        """What is in effect."""
+        return self._config
+
     def reload(self, config: KernelConfig) -> None:
-        """Swap the loaded probes whose configuration changed; the others go on untouched.
+        """Switch probes on and off, and swap those whose configuration changed; the others go on untouched.
 
         Raises:
-            BridgeError: a probe was refused and goes on with its old configuration; after privileges were
-                dropped, all are.
+            ReloadError: parts of the configuration are not in effect, each with what mends it; the rest is.
         """
-        before, self._config = self._config, config
+        before, problems = self._config, list(_fixed(self._config, config))
         if self._loader is None or self._reader is None:
+            if config.probes != before.probes:
+                problems.append("kernel.probes: no probe is loaded; they take effect after a restart")
+        else:
+            in_effect = before.probes
+            for probe in PROBES:
+                try:
+                    self._reload_probe(probe, before, config)
+                except BridgeError as error:
+                    problems.append(f"kernel.probes.{probe.name}: {error}")
+                else:
+                    in_effect = _with_probe(in_effect, probe, config)
+            self._config = before.model_copy(update={"probes": in_effect})
+        if problems:
+            raise ReloadError("\n".join(problems))
+
+    def _reload_probe(self, probe: Probe, before: KernelConfig, config: KernelConfig) -> None:
+        assert self._loader is not None
+        loaded = self._loader.loaded.get(probe.name)
+        wanted = is_wanted(probe, config.probes)
+        changed = probe.config_of(before.probes) != probe.config_of(config.probes)
+        if loaded is None and not wanted:
             return
-        for name, loaded in list(self._loader.loaded.items()):
-            config_of = loaded.probe.config_of
-            if config_of(before.probes) != config_of(config.probes):
-                with self._objects:
-                    self._reader.add(self._loader.reload(name, config))
+        if loaded is not None and not wanted:
+            self._switch_off(loaded)
+        elif loaded is None or changed:
+            if loaded is None and not changed and is_wanted(probe, before.probes):
+                return  # refused at the start already, and nothing about it is new
+            if not privileges.can_load():
+                raise ReloadError(_NEED_PRIVILEGES)
+            self._switch_on(probe, loaded, config)
+
+    def _switch_off(self, loaded: LoadedProbe) -> None:
+        assert self._loader is not None
+        assert self._reader is not None
+        name = loaded.probe.name
+        with self._objects:
+            self._places.pop(name, None)
+            self._reader.remove(loaded)
+            self._loader.unload(name, last=self._take_last)
+            self.states[name] = ProbeState(name, loaded=False, reason="switched off")
+        self._loaded_gauge.labels(name).set(0)
+        self._tell_places()
+        log.info("a probe is switched off", probe=name)
+
+    def _take_last(self, loaded: LoadedProbe) -> None:
+        """What a probe that is detached has left behind, and its counters."""
+        self._intake.take_ring(loaded)
+        self._intake.take_sums(loaded)
+        self._count_probe(loaded.probe.name)
+
+    def _switch_on(self, probe: Probe, loaded: LoadedProbe | None, config: KernelConfig) -> None:
+        """Load a probe, in the place of itself if it is at work."""
+        assert self._loader is not None
+        assert self._reader is not None
+        with self._objects:
+            if loaded is not None and probe is not user.PROBE:
+                self._reader.add(self._loader.reload(probe.name, config))
+                log.info("a probe is swapped", probe=probe.name)
+                return
+            if loaded is not None:
+                # Other functions in other files: nothing of the old ones is of use to the new ones.
+                self._switch_off(loaded)
+            self._loader.config = config
+            self._load(probe)
+            now = self._loader.loaded.get(probe.name)
+            if now is None:
+                raise BridgeError(self.states[probe.name].reason)
+            self._accounts.open(probe.name, self._loader.cpus)
+            self._reader.add(now)
+            self._places[probe.name] = self._places_of(now, config)
+        self._tell_places()
+        log.info("a probe is switched on", probe=probe.name)
+
+    def _tell_places(self) -> None:
+        assert self._discovery is not None
+        self._discovery.replace_places(self._all_places())
 
     def _follow(self, pid: int, layout: Layout) -> None:
         assert self._loader is not None
@@ -281,15 +393,23 @@ class KernelMonitor:
         if not (PROC / str(pid)).exists():
             processes.discard(pid)
 
-    def _attach(self, name: str, uprobes: tuple[Uprobe, ...], file: MappedFile) -> None:
+    def _attach(self, name: str, uprobes: tuple[Uprobe, ...], file: MappedFile) -> Callable[[], None] | None:
         assert self._loader is not None
         try:
             with self._objects:
-                self._loader.attach_file(name, file.open_path, uprobes)
+                if name not in self._loader.loaded:  # switched off at this moment
+                    return None
+                attached = self._loader.attach_file(name, file.open_path, uprobes)
         except (OSError, LibbpfError) as error:
-            log.warning("a library is not covered", probe=name, path=file.path, reason=str(error))
-        else:
-            log.info("a library is covered", probe=name, path=file.path)
+            log.warning("a file is not covered", probe=name, path=file.path, reason=str(error))
+            return None
+        log.info("a file is covered", probe=name, path=file.path)
+        return partial(self._detach, name, attached)
+
+    def _detach(self, name: str, file: AttachedFile) -> None:
+        assert self._loader is not None
+        with self._objects:
+            self._loader.detach_file(name, file)
 
     def _take_sums(self) -> None:
         assert self._loader is not None
@@ -311,8 +431,7 @@ class KernelMonitor:
     def _publish(self) -> None:
         assert self._loader is not None
         for name in list(self._loader.loaded):
-            malformed = self._intake.malformed.pop(name, 0)
-            self._accounts.update(name, self._loader.count(name), malformed=malformed)
+            self._count_probe(name)
         if self._discovery is not None:
             self._telemetry.gauge(catalog.KERNEL_PROCESSES).set(len(self._discovery.followed))
         for name, loaded in self._loader.loaded.items():
@@ -322,6 +441,11 @@ class KernelMonitor:
         if self._statistics_fd >= 0:
             self._publish_costs()
 
+    def _count_probe(self, name: str) -> None:
+        assert self._loader is not None
+        malformed = self._intake.malformed.pop(name, 0)
+        self._accounts.update(name, self._loader.count(name), malformed=malformed)
+
     def _publish_costs(self) -> None:
         assert self._loader is not None
         gauge = self._telemetry.gauge(catalog.KERNEL_PROGRAM_COST)
@@ -329,3 +453,19 @@ class KernelMonitor:
             for program, (nanoseconds, runs) in loaded.costs().items():
                 if runs:
                     gauge.labels(name, program).set(nanoseconds / runs / 1e9)
+
+
+def _fixed(before: KernelConfig, after: KernelConfig) -> Iterator[str]:
+    """The changed settings that need a restart."""
+    for key in type(before).model_fields:
+        if key != "probes" and getattr(before, key) != getattr(after, key):
+            yield f"kernel.{key}: takes effect after a restart"
+    for probe in PROBES:
+        old, new = probe.config_of(before.probes), probe.config_of(after.probes)
+        if old is not None and new is not None and old.ring_size != new.ring_size:
+            yield f"kernel.probes.{probe.name}.ring_size: a ring buffer keeps its size until a restart"
+
+
+def _with_probe(probes: ProbesConfig, probe: Probe, config: KernelConfig) -> ProbesConfig:
+    own = probe.config_of(config.probes)
+    return probes if own is None else probes.model_copy(update={probe.name: own})

@@ -88,6 +88,12 @@ def effective(status: Path = Path("/proc/self/status")) -> frozenset[int]:
     raise BridgeError(f"{status} tells no CapEff")
 
 
+def can_load() -> bool:
+    """Whether this thread may load programs."""
+    held = effective()
+    return Capability.SYS_ADMIN in held or {Capability.BPF, Capability.PERFMON} <= held
+
+
 def name_of(number: int) -> str:
     """As people write it, "CAP_BPF"."""
     try:

@@ -29,6 +29,7 @@ class Mapping:
         end: the address after the last.
         permissions: as in "r-xp".
         offset: bytes into the file.
+        device: of the file, "major:minor" in hexadecimal digits.
         inode: of the file; 0 for anonymous memory.
         path: the file, or a name in brackets, or nothing.
     """
@@ -37,6 +38,7 @@ class Mapping:
     end: int
     permissions: str
     offset: int
+    device: str
     inode: int
     path: str
 
@@ -116,6 +118,7 @@ def _mapping(line: str) -> Mapping:
         end=int(end, 16),
         permissions=fields[1],
         offset=int(fields[2], 16),
+        device=fields[3],
         inode=int(fields[4]),
         path=fields[5] if len(fields) > 5 else "",  # noqa: PLR2004 - proc(5): anonymous memory has no sixth field
     )

@@ -207,6 +207,13 @@ class Reader:
         if not known:
             self._epoll.register(loaded.ring_fd, select.EPOLLIN)
 
+    def remove(self, loaded: LoadedProbe) -> None:
+        """Read a probe's ring buffer no more."""
+        with self._lock:
+            known = self._probes.pop(loaded.ring_fd, None)
+        if known is not None:
+            self._epoll.unregister(loaded.ring_fd)
+
     def start(self) -> None:
         """Begin to read."""
         self._thread.start()
@@ -225,11 +232,12 @@ class Reader:
             ready = [fd for fd, _ in self._epoll.poll(_LONGEST_WAIT)]
             if self._steps is not None and self._steps.fd in ready and self._steps.acknowledge():
                 self._alignment.sample()
-            if self._read():
+            if self._read(ready):
                 self._stopping.wait(self._interval)
-        self._read()
+        self._read(list(self._probes))
 
-    def _read(self) -> int:
+    def _read(self, ready: list[int]) -> int:
+        # Held while reading: who removes a probe may read the rest of its ring afterwards.
         with self._lock:
-            probes = list(self._probes.values())
-        return sum(self._intake.take_ring(loaded) for loaded in probes)
+            probes = [self._probes[fd] for fd in ready if fd in self._probes]
+            return sum(self._intake.take_ring(loaded) for loaded in probes)

@@ -27,13 +27,14 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from otel_bridge.errors import BridgeError
 from otel_bridge.kernel.loaded_elf import ElfError, LoadedElf, Machine
 from otel_bridge.kernel.process_memory import PROC, ProcessMemory, UnreadableError
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from pathlib import Path
 
     from otel_bridge.kernel.process_memory import Mapping
@@ -109,6 +110,21 @@ class _Variable:
     value: int
 
 
+FileKey = tuple[str, int, str]
+
+
+class Judgement(NamedTuple):
+    """What was found out about some files.
+
+    Attributes:
+        carriers: have the symbol.
+        unsettled: could not be read at this moment.
+    """
+
+    carriers: frozenset[FileKey]
+    unsettled: frozenset[FileKey]
+
+
 class ThreadContextLocator:
     """Finds the symbol in processes, and remembers which images have it: most processes share theirs.
 
@@ -157,6 +173,34 @@ class ThreadContextLocator:
             raise ThreadContextError(f"process {pid}: {'; '.join(problems)}")
         return min(found, key=lambda layout: OUR_MODULE not in layout.path, default=None)
 
+    def judge(self, pid: int, files: Collection[FileKey], *, proc: Path = PROC) -> Judgement:
+        """Which of some files that a process has mapped have the symbol: the same in every process.
+
+        Args:
+            pid: a process, numbered as in the pid namespace that `proc` belongs to.
+            files: device, inode and path, as /proc/PID/maps tells them.
+            proc: where procfs is mounted.
+
+        Raises:
+            ProcessLookupError: the process is gone, or has no memory (a kernel thread, a zombie).
+            PermissionError: its memory may not be read: that takes the same user, or CAP_SYS_PTRACE.
+        """
+        carriers: set[FileKey] = set()
+        unsettled: set[FileKey] = set()
+        with ProcessMemory(pid, proc) as memory:
+            for mapping in memory.mappings:
+                key = mapping.device, mapping.inode, mapping.path
+                if key not in files or not _may_be_module(mapping):
+                    continue
+                try:
+                    if self._variable(LoadedElf(memory, mapping)) is not None:
+                        carriers.add(key)
+                except ElfError:
+                    continue
+                except UnreadableError:  # being mapped, or going away, at this moment
+                    unsettled.add(key)
+        return Judgement(frozenset(carriers), frozenset(unsettled))
+
     def _variable(self, elf: LoadedElf) -> _Variable | None:
         if elf.identity in self._variables:
             self._variables.move_to_end(elf.identity)
@@ -168,12 +212,13 @@ class ThreadContextLocator:
         return variable
 
 
-_shared = ThreadContextLocator()
+shared = ThreadContextLocator()
+"""For all callers in this process."""
 
 
 def locate(pid: int, *, proc: Path = PROC) -> ThreadContextLayout | None:
     """`ThreadContextLocator.locate`, with one locator for all callers in this process."""
-    return _shared.locate(pid, proc=proc)
+    return shared.locate(pid, proc=proc)
 
 
 def _may_be_module(mapping: Mapping) -> bool:

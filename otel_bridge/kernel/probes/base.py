@@ -94,6 +94,7 @@ class Probe:
         programs: on tracepoints.
         uprobes: on functions of libraries that `library` names.
         library: pattern of the file names that uprobes go to.
+        function: they also go to any other file that defines it, which has the library linked in.
         record: dtype of its ring buffer's records; None when it has no ring buffer.
         kinds: what its records may be.
         sums: its table of sums per span.
@@ -107,6 +108,7 @@ class Probe:
     programs: tuple[Program, ...] = ()
     uprobes: tuple[Uprobe, ...] = ()
     library: str = ""
+    function: str = ""
     record: Dtype | None = None
     kinds: frozenset[KernelEventKind] = frozenset()
     sums: Sums | None = None

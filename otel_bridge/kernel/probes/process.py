@@ -8,10 +8,17 @@ PROBE = Probe(
     name="process",
     gives="new processes are followed at once, ended ones forgotten",
     programs=(
-        Program("sched_process_fork", "sched_process_fork", "5.5", "forked children keep their context"),
+        Program(
+            "sched_process_fork",
+            "sched_process_fork",
+            "5.5",
+            "forked children are known, and keep their context",
+        ),
         Program("sched_process_exec", "sched_process_exec", "5.5", "new programs are looked at, at once"),
         Program("sched_process_exit", "sched_process_exit", "5.5", "ended processes are forgotten"),
     ),
     record=PROCESS_EVENT,
-    kinds=frozenset({KernelEventKind.PROCESS_EXEC, KernelEventKind.PROCESS_EXIT}),
+    kinds=frozenset(
+        {KernelEventKind.PROCESS_FORK, KernelEventKind.PROCESS_EXEC, KernelEventKind.PROCESS_EXIT}
+    ),
 )

@@ -23,6 +23,7 @@ PROBE = Probe(
     ),
     # libssl.so.3; with a hash in its name when a wheel brings its own.
     library=r"libssl[-.].*so.*",
+    function="SSL_do_handshake",
     record=TLS_EVENT,
     kinds=frozenset({KernelEventKind.TLS_HANDSHAKE}),
     config_of=lambda config: config.tls,

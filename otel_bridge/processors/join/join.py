@@ -10,10 +10,12 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from otel_bridge import catalog
 from otel_bridge.batch import numbers
-from otel_bridge.model import Match, Scope, SpanKind
+from otel_bridge.events import PROBE_OF_PROCESSES, KernelEvents
+from otel_bridge.model import Match, Scope, SpanKind, ValueType
 from otel_bridge.processors.join.account import SUMMARIES, Account
 from otel_bridge.processors.join.inbox import Inbox
 from otel_bridge.processors.join.logs import read_events, write_events
+from otel_bridge.processors.join.processes import Processes
 from otel_bridge.processors.join.store import Waiting, ids
 from otel_bridge.wire import sized
 
@@ -24,11 +26,11 @@ if TYPE_CHECKING:
 
     from otel_bridge.batch import Batch, PlanBuilder
     from otel_bridge.contracts import Clock
-    from otel_bridge.events import KernelEvents
     from otel_bridge.processors.join.config import JoinConfig
     from otel_bridge.processors.join.store import Chunk, Place
     from otel_bridge.telemetry import Telemetry
 
+_NO_TRACE = np.zeros((), "V16")
 _ENTRY_KINDS = (SpanKind.SERVER, SpanKind.CONSUMER)
 
 
@@ -44,8 +46,10 @@ class Join:
         self._slack = round(config.slack * 1e9)
         self._waiting = Waiting(config.max_bytes, config.max_age)
         self._inbox = Inbox()
+        self._processes = Processes()
         self._existing = {attribute.key: columns.want(attribute.key) for attribute in SUMMARIES}
         self._pid = columns.want("process.pid", scope=Scope.RESOURCE)
+        self._container = columns.want("container.id", scope=Scope.RESOURCE)
         self._outcomes = telemetry.counter(catalog.JOIN_EVENTS)
         spans = telemetry.counter(catalog.JOIN_SPANS)
         self._hits, self._misses = spans.labels("joined"), spans.labels("without")
@@ -54,16 +58,21 @@ class Join:
 
     def take(self, events: KernelEvents) -> None:
         """Take events from the reader's thread (events.KernelEventSink)."""
-        self._inbox.put(events, self._config.max_bytes, foreign=False)
+        if events.probe == PROBE_OF_PROCESSES:
+            self._processes.put(events.records)
+        else:
+            self._inbox.put(events, self._config.max_bytes, foreign=False)
 
     def take_logs(self, data: bytes) -> None:
         """Take the kernel events of an ExportLogsServiceRequest that another bridge could not join."""
         for events in read_events(data):
+            # What names no span was meant for people: a process's number says nothing on another machine.
+            events = KernelEvents(events.probe, events.records[events.records["trace_id"] != _NO_TRACE])  # noqa: PLW2901
             self._inbox.put(events, self._config.max_bytes, foreign=True)
 
     def adopt(self, older: Join) -> None:
         """Go on with what waits in the join that this one takes the place of."""
-        self._inbox, self._waiting = older._inbox, older._waiting
+        self._inbox, self._waiting, self._processes = older._inbox, older._waiting, older._processes
         self._waiting.limit(self._config.max_bytes, self._config.max_age)
 
     def delay(self, batch: Batch) -> float:
@@ -111,6 +120,7 @@ class Join:
     def _absorb(self) -> None:
         arrived, turned_away = self._inbox.fetch()
         now = self._clock.monotonic()
+        self._processes.absorb(now, self._config.max_age)
         for events, foreign in arrived:
             self._waiting.add(events, now, foreign=foreign)
         for probe, count in turned_away.items():
@@ -139,20 +149,31 @@ class Join:
 
     def _by_process(self, batch: Batch) -> Iterator[tuple[int, Place, Match | None]]:
         """By process only if that span was the process's one entry span open at that time."""
-        index = batch.by_span(self._pid)
-        pids = np.full(len(batch), -1, np.int64)
-        known = index >= 0
-        values = numbers(batch.column(self._pid))
-        pids[known] = np.nan_to_num(values[index[known]], nan=-1).astype(np.int64)
         entry = np.isin(batch.spans["kind"], _ENTRY_KINDS)
         start, end = batch.spans["start"], batch.spans["end"]
-        for pid in np.unique(pids[entry & (pids > 0)]).tolist():
-            rows = np.flatnonzero(entry & (pids == pid))
-            for place in self._waiting.by_process.get(pid, ()):
+        of_resource = batch.spans["resource"]
+        for tgid, resources in self._resources_by_process(batch).items():
+            rows = np.flatnonzero(entry & np.isin(of_resource, resources))
+            for place in self._waiting.by_process.get(tgid, ()):
                 moment = place.record["time"]
                 open_rows = rows[(start[rows] <= moment) & (moment <= end[rows])]
                 if len(open_rows) == 1:
                     yield int(open_rows[0]), place, Match.PROCESS
+
+    def _resources_by_process(self, batch: Batch) -> dict[int, list[int]]:
+        """The batch's resources by the process that they are, where that can be told for sure."""
+        containers = {
+            int(record["row"]): batch.text(int(record["off"]), int(record["len"]))
+            for record in batch.column(self._container)
+            if record["type"] == ValueType.STRING
+        }
+        pids = batch.column(self._pid)
+        found: dict[int, list[int]] = {}
+        for resource, pid in zip(pids["row"].tolist(), np.nan_to_num(numbers(pids)).tolist(), strict=True):
+            tgid = self._processes.named(int(pid), containers.get(resource, ""))
+            if tgid is not None:
+                found.setdefault(tgid, []).append(resource)
+        return found
 
     def _settle(
         self, batch: Batch, accounts: dict[int, Account], row: int, place: Place, match: Match | None

@@ -10,12 +10,13 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 
 from otel_bridge import catalog
 from otel_bridge.batch import PlanBuilder
-from otel_bridge.events import COMMON, KernelEvents
+from otel_bridge.events import COMMON, PROCESS, KernelEvents
 from otel_bridge.model import KernelEventKind as Kind
 from otel_bridge.model import Match
 from otel_bridge.processors.join.config import JoinConfig
 from otel_bridge.processors.join.join import Join
 from otel_bridge.processors.join.logs import read_events, write_events
+from otel_bridge.processors.join.processes import MAX_ENDED, Processes
 from otel_bridge.processors.join.store import INDEX_BYTES
 from otel_bridge.receivers.otlp.codec import NativeCodec
 from otel_bridge.telemetry import Telemetry
@@ -196,21 +197,94 @@ def test_a_header_match_goes_to_the_server_span_below_the_caller():
     assert attributes_of(spans[1].attributes)["kernel.match"] == "header"
 
 
+def process(tgid: int, own_pid: int, container: str = "", kind: Kind = Kind.PROCESS_EXEC):
+    """A process that began."""
+    records = np.zeros(1, PROCESS)
+    records["kind"], records["tgid"], records["namespace_pid"] = kind, tgid, own_pid
+    records["container"] = container.encode()
+    return KernelEvents("process", records)
+
+
+def of_process(tgid: int):
+    """A retransmit of which only the process is known."""
+    return retransmits(0, trace=bytes(16), match=Match.NONE, tgid=tgid)
+
+
 def test_by_process_only_when_one_entry_span_was_open():
     """The last resort is used where it is not a coin toss, and says what it is."""
     bench = Bench()
-    lone = retransmits(0, trace=bytes(16), match=Match.NONE, tgid=4711)
-    lone.records["span_id"] = bytes(8)
-    bench.join.take(lone)
+    bench.join.take(process(4711, 4711))
+    bench.join.take(of_process(4711))
     late = {"start_time_unix_nano": START + 2 * SECOND, "end_time_unix_nano": START + 3 * SECOND}
     spans = bench.pass_through({}, late, {"kind": 1}, resource={"process.pid": 4711})
     assert [len(span.events) for span in spans] == [1, 0, 0]
     assert attributes_of(spans[0].attributes)["kernel.match"] == "process"
 
     again = Bench()
-    again.join.take(lone)
+    again.join.take(process(4711, 4711))
+    again.join.take(of_process(4711))
     assert not any(span.events for span in again.pass_through({}, {}, resource={"process.pid": 4711}))
     assert not any(span.events for span in again.pass_through({}, resource={"process.pid": 4712}))
+
+
+A, B = "a" * 64, "b" * 64
+
+
+@pytest.mark.parametrize(
+    ("resource", "joined"),
+    [
+        ({"process.pid": 1, "container.id": A}, 101),
+        ({"process.pid": 1, "container.id": B}, 202),
+        ({"process.pid": 1, "container.id": B[:12]}, 202),
+        ({"process.pid": 1, "container.id": "c" * 64}, 1),  # the one whose container is not known
+        ({"process.pid": 1}, None),  # three call themselves so
+        ({"process.pid": 17}, 303),  # one does
+        ({"process.pid": 101}, None),  # the kernel calls one so, nobody itself
+        ({"process.pid": 17, "container.id": "c" * 64}, None),  # that one is in another container
+        ({"process.pid": "1"}, None),
+        ({}, None),
+    ],
+)
+def test_a_process_is_known_across_pid_namespaces(resource, joined):
+    """By its number and container as it says them itself; where that names several, by nothing."""
+    for tgid in (1, 101, 202, 303):
+        bench = Bench()
+        for known in (process(1, 1), process(101, 1, A), process(202, 1, B), process(303, 17, A)):
+            bench.join.take(known)
+        bench.join.take(of_process(tgid))
+        (span,) = bench.pass_through({}, resource=resource)
+        assert bool(span.events) == (tgid == joined)
+
+
+async def test_a_process_that_ended_is_known_until_its_spans_are_overdue():
+    """They are exported late; and its number may come back."""
+    bench = Bench(max_age=60)
+    bench.join.take(process(7, 7))
+    bench.join.take(process(7, 0, kind=Kind.PROCESS_EXIT))
+    bench.join.take(of_process(7))
+    assert bench.pass_through({}, resource={"process.pid": 7})[0].events
+    await bench.clock.advance(61)
+    bench.join.sweep()
+    bench.join.take(of_process(7))
+    assert not bench.pass_through({}, resource={"process.pid": 7})[0].events
+
+
+def test_a_process_s_number_says_nothing_on_another_machine():
+    """Events without a span that another bridge sent are joined with none."""
+    bench = Bench()
+    bench.join.take(process(7, 7))
+    bench.join.take_logs(write_events([("tcp", of_process(7).records)]))
+    assert not bench.pass_through({}, resource={"process.pid": 7})[0].events
+
+
+def test_many_short_lived_processes_are_forgotten():
+    """However many end, a bounded number is remembered."""
+    processes = Processes()
+    for tgid in range(1, 3 * MAX_ENDED):
+        processes.put(process(tgid, tgid).records)
+        processes.put(process(tgid, 0, kind=Kind.PROCESS_EXIT).records)
+    processes.absorb(0.0, 60.0)
+    assert sum(processes.named(tgid, "") is not None for tgid in range(1, 3 * MAX_ENDED)) == MAX_ENDED
 
 
 def test_a_retried_span_gets_its_events_again():
