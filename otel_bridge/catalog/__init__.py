@@ -6,7 +6,11 @@ concerns every signal. Prometheus adds `_total` to counters.
 One module a subject; all names are reached as `catalog.NAME`.
 """
 
+from otel_bridge.catalog.consistency import *
+from otel_bridge.catalog.control import *
 from otel_bridge.catalog.data_path import *
 from otel_bridge.catalog.definitions import *
+from otel_bridge.catalog.derive import *
 from otel_bridge.catalog.join import *
 from otel_bridge.catalog.kernel import *
+from otel_bridge.catalog.sample import *
