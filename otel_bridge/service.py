@@ -13,7 +13,7 @@ from otel_bridge import __version__
 from otel_bridge.contracts import SystemClock
 from otel_bridge.errors import BridgeError
 from otel_bridge.exporters.otlp import exporter as otlp_exporter
-from otel_bridge.kernel.monitor import KernelMonitor
+from otel_bridge.kernel.monitor import KernelMonitor, ReloadError
 from otel_bridge.pipeline import Pipeline, build_steps
 from otel_bridge.receivers.otlp.codec import choose_codec
 from otel_bridge.receivers.otlp.receiver import OtlpReceiver
@@ -52,7 +52,9 @@ class Service:
             telemetry=self.telemetry,
         )
         steps = build_steps(settings.processors, self.telemetry, self._clock)
-        self.pipeline = Pipeline(self.codec, steps, self.exporter, self.telemetry, self._clock)
+        self.pipeline = Pipeline(
+            self.codec, steps, self.exporter, self.telemetry, self._clock, storage=settings.storage
+        )
         self.kernel = KernelMonitor(settings.kernel, self.pipeline, self.telemetry, self._clock)
         self.receiver = OtlpReceiver(settings.receivers.otlp, self.pipeline, self.telemetry)
         endpoint = settings.service.telemetry.metrics.endpoint
@@ -85,6 +87,7 @@ class Service:
     async def stop(self) -> None:
         """Take nothing new, deliver what is here within the drain timeout, leave the rest on disk."""
         self._not_ready = "stopping"
+        self.pipeline.hurry()
         loop = asyncio.get_running_loop()
         end = loop.time() + self.settings.service.drain_timeout
         for component in (self.receiver, self.kernel, self.pipeline, self.exporter, self.telemetry_server):
@@ -93,17 +96,25 @@ class Service:
                 await component.stop(max(0.0, end - loop.time()))
         await asyncio.to_thread(self.telemetry.close)
 
-    def reload(self, settings: Settings) -> None:
-        """Use the processors of a new configuration from the next batch on; connections stay.
+    async def reload(self, settings: Settings) -> None:
+        """Use another configuration: processors from the next batch on, kernel probes once they are swapped.
 
-        What cannot change while running (ports, destinations, storage) keeps its old setting, with a
-        warning that a restart is needed.
+        Connections stay. What cannot change while running (ports, destinations, storage, and probes when
+        the privileges to load them were given up) keeps its old setting, and the log says why.
         """
         self.pipeline.replace(build_steps(settings.processors, self.telemetry, self._clock))
-        for part in ("receivers", "exporters", "storage", "kernel", "service"):
+        try:
+            # Loading takes some hundred milliseconds a probe; spans go on meanwhile.
+            await asyncio.to_thread(self.kernel.reload, settings.kernel)
+        except ReloadError as error:
+            for problem in str(error).splitlines():
+                log.warning("a changed setting is not in effect", reason=problem)
+        for part in ("receivers", "exporters", "storage", "service"):
             if getattr(settings, part) != getattr(self.settings, part):
                 log.warning("a changed setting takes effect only after a restart", part=part)
-        self.settings = self.settings.model_copy(update={"processors": settings.processors})
+        self.settings = self.settings.model_copy(
+            update={"processors": settings.processors, "kernel": self.kernel.config}
+        )
 
 
 def tracing(settings: Settings) -> Tracing | None:
@@ -120,25 +131,33 @@ async def run(load: Callable[[], Settings], *, announce: Callable[[Service], Non
         announce: told once, when the service is ready.
     """
     loop = asyncio.get_running_loop()
-    stopping = asyncio.Event()
+    stopping, changed = asyncio.Event(), asyncio.Event()
     service = Service(load())
-
-    def reload() -> None:
-        try:
-            service.reload(load())
-        except BridgeError as error:
-            log.error("reload refused; the old configuration stays", error=str(error))  # noqa: TRY400
-        else:
-            log.info("configuration reloaded")
-
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    loop.add_signal_handler(signal.SIGHUP, reload)
+    loop.add_signal_handler(signal.SIGHUP, changed.set)
     await service.start()
+    reloading = asyncio.create_task(_reload_when(changed, service, load))
     try:
         log.info("ready", version=__version__)
         announce(service)
         await stopping.wait()
         log.info("stopping", drain_timeout=service.settings.service.drain_timeout)
     finally:
+        reloading.cancel()
+        await asyncio.gather(reloading, return_exceptions=True)
         await service.stop()
+
+
+async def _reload_when(changed: asyncio.Event, service: Service, load: Callable[[], Settings]) -> None:
+    """One reload at a time; signals that come meanwhile make one more."""
+    while await changed.wait():
+        changed.clear()
+        try:
+            await service.reload(load())
+        except BridgeError as error:
+            log.error("reload refused; the old configuration stays", error=str(error))  # noqa: TRY400
+        except Exception:
+            log.exception("reload failed half way; the service goes on")
+        else:
+            log.info("configuration reloaded")

@@ -115,6 +115,8 @@ class KernelMonitor:
         self._statistics_fd = -1
         # Held by whoever uses the loaded objects: they are closed when a probe is swapped.
         self._objects = threading.RLock()
+        # Held from beginning to end by whoever changes which probes there are.
+        self._changing = threading.Lock()
         self.states: dict[str, ProbeState] = {}
 
     async def start(self) -> None:
@@ -257,6 +259,10 @@ class KernelMonitor:
 
     def close(self) -> None:
         """`stop`, for callers without a loop."""
+        with self._changing:
+            self._close()
+
+    def _close(self) -> None:
         if self._ticker is not None:
             self._ticker.stop()
         if self._reader is not None:
@@ -307,6 +313,10 @@ class KernelMonitor:
         Raises:
             ReloadError: parts of the configuration are not in effect, each with what mends it; the rest is.
         """
+        with self._changing:
+            self._reload(config)
+
+    def _reload(self, config: KernelConfig) -> None:
         before, problems = self._config, list(_fixed(self._config, config))
         if self._loader is None or self._reader is None:
             if config.probes != before.probes:
