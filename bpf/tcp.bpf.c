@@ -1,6 +1,7 @@
 /* TCP: retransmits, resets, connection attempts with their latency, zero windows. */
 #include "tcp.h"
 #include "common/emit.bpf.h"
+#include "common/senders.bpf.h"
 #include "common/socket.bpf.h"
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_tracing.h>
@@ -17,28 +18,6 @@ enum {
 	STATE_SYN_SENT = 2,
 	STATE_CLOSE = 7,
 };
-
-#pragma clang diagnostic push
-#pragma clang diagnostic ignored "-Wpadded"
-
-/* What TCP keeps in sk_buff.cb of what it sends. */
-struct tcp_skb_cb {
-	__u16 tcp_gso_segs;
-} __attribute__((preserve_access_index));
-
-struct sk_buff___control {
-	char cb[48];
-} __attribute__((preserve_access_index));
-
-#pragma clang diagnostic pop
-
-static __always_inline __u32 segments_of(struct sk_buff *skb)
-{
-	struct tcp_skb_cb *control = (void *)((struct sk_buff___control *)skb)->cb;
-	__u16 segments = BPF_CORE_READ(control, tcp_gso_segs);
-
-	return segments ?: 1;
-}
 
 static __always_inline void map_ipv4(__u8 *to, __be32 address)
 {
@@ -81,17 +60,32 @@ static __always_inline struct tcp_event *socket_event(enum event_kind kind, stru
 	return record;
 }
 
-static __always_inline void simple_event(enum event_kind kind, struct sock *sk, __u32 bytes, __u32 segments)
+static __always_inline void simple_event(enum event_kind kind, struct sock *sk)
 {
 	struct tcp_event *record;
 	struct origin origin;
 
 	socket_origin(sk, &origin);
 	record = socket_event(kind, sk, &origin, bpf_ktime_get_boot_ns());
+	if (record)
+		bpf_ringbuf_submit(record, 0);
+}
+
+/* SYN and FIN carry no data: they belong to whoever used the socket last. */
+static __always_inline void sent_again(struct sock *sk, struct sk_buff *skb)
+{
+	struct tcp_skb_cb *control = (void *)skb->cb;
+	__u32 sequence = BPF_CORE_READ(control, seq);
+	struct tcp_event *record;
+	struct origin origin;
+
+	if (!skb->len || !segment_origin(sk, sequence, &origin))
+		socket_origin(sk, &origin);
+	record = socket_event(EVENT_TCP_RETRANSMIT, sk, &origin, bpf_ktime_get_boot_ns());
 	if (!record)
 		return;
-	record->bytes = bytes;
-	record->segments = segments;
+	record->bytes = skb->len;
+	record->segments = BPF_CORE_READ(control, tcp_gso_segs);
 	bpf_ringbuf_submit(record, 0);
 }
 
@@ -140,7 +134,7 @@ static __always_inline void connect_ended(struct sock *sk, int state)
 SEC("tp_btf/tcp_retransmit_skb")
 int BPF_PROG(tcp_retransmit_skb, struct sock *sk, struct sk_buff *skb)
 {
-	simple_event(EVENT_TCP_RETRANSMIT, sk, skb->len, segments_of(skb));
+	sent_again(sk, skb);
 	return 0;
 }
 
@@ -149,14 +143,14 @@ int BPF_PROG(tcp_send_reset, struct sock *sk)
 {
 	/* No socket: somebody knocked at a closed port; the knocking side has its own event. */
 	if (sk)
-		simple_event(EVENT_TCP_RESET_SENT, sk, 0, 0);
+		simple_event(EVENT_TCP_RESET_SENT, sk);
 	return 0;
 }
 
 SEC("tp_btf/tcp_receive_reset")
 int BPF_PROG(tcp_receive_reset, struct sock *sk)
 {
-	simple_event(EVENT_TCP_RESET_RECEIVED, sk, 0, 0);
+	simple_event(EVENT_TCP_RESET_RECEIVED, sk);
 	return 0;
 }
 

@@ -88,11 +88,19 @@ struct tcp_sock {
 	unsigned int total_retrans;
 	unsigned int snd_wnd;
 	unsigned int rcv_wnd;
+	unsigned int write_seq; /* of the next byte that is sent */
+};
+
+/* What TCP keeps in sk_buff.cb of what it sends. */
+struct tcp_skb_cb {
+	unsigned int seq;
+	unsigned short tcp_gso_segs;
 };
 
 struct sk_buff {
 	unsigned int len;
 	unsigned int truesize;
+	char cb[48];
 };
 
 struct gendisk {

@@ -32,7 +32,7 @@ log = structlog.get_logger(__name__)
 
 OBJECTS = Path(__file__).parent / "objects"
 BUILD_COMMAND = "make -C bpf"
-SHARED = frozenset({"processes", "sockets"})
+SHARED = frozenset({"processes", "sockets", "senders"})
 _USDT_MAPS = "__bpf_usdt"  # libbpf's own, filled anew for each object
 _OWN_RING_SIZE = 64 * 1024  # of the probes that have no configuration
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from otel_bridge.model import KernelEventKind, Match
-from tests.support.cgroups import MIB, MemoryCgroup, NoController
+from tests.support.cgroups import MIB, MemoryCgroup, MissingControllerError
 from tests.support.kernel import followed, monitoring
 
 LIMIT = 64 * MIB
@@ -19,7 +19,7 @@ def cgroup():
     """A cgroup with 64 MiB."""
     try:
         group = MemoryCgroup(f"otel-bridge-test-{os.getpid()}", LIMIT)
-    except NoController as error:
+    except MissingControllerError as error:
         pytest.skip(str(error))
     yield group
     group.remove()

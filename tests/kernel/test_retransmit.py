@@ -60,3 +60,23 @@ def test_retransmits_are_on_the_span_that_sent(start_worker, namespace):
     assert {span: events[span] for span in SPANS} == counted_by_sockets
     records = monitor.events.of(KernelEventKind.TCP_RETRANSMIT, tgid=worker.pid)
     assert set(records["remote_port"]) == {port}
+
+
+def test_on_a_kept_connection_each_span_has_those_of_its_own_bytes(start_worker, namespace):
+    """Also those lost while the call that sends them goes on; between two spans another sends."""
+    worker = start_worker(prefix=namespace)
+    with monitoring("tcp") as monitor:
+        followed(monitor, worker.pid)
+        [port] = worker.do({"do": "serve"})
+        drop_some(namespace, port)
+        job = {"do": "upload_kept", "port": port, "size": 400_000}
+        counted_by_socket = {}
+        for span in SPANS:
+            [counted_by_socket[span]] = worker.do(job | {"span": span})
+            worker.do(job | {"size": 10_000})
+    records = monitor.events.of(KernelEventKind.TCP_RETRANSMIT, tgid=worker.pid)
+    assert sum(counted_by_socket.values()) > len(SPANS), "too few packets were dropped"
+    kind = KernelEventKind.TCP_RETRANSMIT
+    of_spans = {span: int(monitor.events.on_span(kind, span)["segments"].sum()) for span in SPANS}
+    assert of_spans == counted_by_socket
+    assert set(records["match"]) <= {Match.SOCKET, Match.NONE}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import fcntl
 import json
 import mmap
 import os
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 TCP_INFO_TOTAL_RETRANS = 100  # offset in struct tcp_info
+SIOCOUTQ = 0x5411  # bytes sent and not acknowledged (linux/sockios.h)
 
 
 def refuse(job: dict[str, Any]) -> int:
@@ -80,8 +82,31 @@ def upload(job: dict[str, Any]) -> int:
             client.sendall(b"x" * job["size"])
         client.shutdown(socket.SHUT_WR)
         assert client.recv(1) == b""
-        info = client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-        return int(struct.unpack_from("I", info, TCP_INFO_TOTAL_RETRANS)[0])
+        return total_retransmits(client)
+
+
+def upload_kept(job: dict[str, Any]) -> int:
+    """Send on a connection that other jobs use as well; answers as `upload`, for this job alone.
+
+    The peer has everything when its queue is read out and nothing is left to be acknowledged.
+    """
+    client = kept.get(job["port"])
+    before = total_retransmits(client) if client else 0
+    if client is None:
+        client = kept[job["port"]] = socket.create_connection(("127.0.0.1", job["port"]))
+    client.sendall(b"x" * job["size"])
+    while struct.unpack("i", fcntl.ioctl(client, SIOCOUTQ, bytes(4)))[0]:
+        time.sleep(0.005)
+    return total_retransmits(client) - before
+
+
+def total_retransmits(client: socket.socket) -> int:
+    """Segments of a connection that were sent again so far, as the kernel says."""
+    info = client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+    return int(struct.unpack_from("I", info, TCP_INFO_TOTAL_RETRANS)[0])
+
+
+kept: dict[int, socket.socket] = {}
 
 
 def sleep(job: dict[str, Any]) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 MIB = 1 << 20
 
 
-class NoController(RuntimeError):
+class MissingControllerError(RuntimeError):
     """This machine lets nobody limit memory."""
 
 
@@ -20,7 +20,7 @@ class MemoryCgroup:
         limit: bytes; None: no limit yet.
 
     Raises:
-        NoController: there is none to make it under.
+        MissingControllerError: there is none to make it under.
     """
 
     def __init__(self, name: str, limit: int | None) -> None:
@@ -67,4 +67,6 @@ def _controller() -> tuple[Path, str, str]:
             return mount, "memory.limit_in_bytes", "memory.usage_in_bytes"
         if kind == "cgroup2" and "memory" in (mount / "cgroup.subtree_control").read_text().split():
             return mount, "memory.max", "memory.current"
-    raise NoController("needs a memory cgroup controller, v1 or enabled in the v2 root's cgroup.subtree_control")
+    raise MissingControllerError(
+        "needs a memory cgroup controller, v1 or enabled in the v2 root's cgroup.subtree_control"
+    )

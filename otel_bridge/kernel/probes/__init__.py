@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from otel_bridge.kernel.probes import block, memory, process, sched, socket, tcp, tls, user
+from otel_bridge.kernel.probes import block, memory, process, sched, senders, socket, tcp, tls, user
 
 if TYPE_CHECKING:
     from otel_bridge.kernel.config import ProbesConfig
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 PROBES = (
     process.PROBE,
     socket.PROBE,
+    senders.PROBE,
     tcp.PROBE,
     sched.PROBE,
     block.PROBE,

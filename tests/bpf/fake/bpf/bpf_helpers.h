@@ -93,6 +93,18 @@ static void *fake_lookup(const void *declaration, int type, const void *key, siz
 	return at < 0 ? NULL : map->values[at];
 }
 
+static void *fake_storage(const void *declaration, const void *owner, size_t value_size, __u64 flags)
+{
+	struct fake_map *map = fake_map_of(declaration);
+	static const char zeroes[FAKE_BYTES];
+
+	if (fake_find(map, &owner, sizeof(owner)) < 0 && !(flags & BPF_LOCAL_STORAGE_GET_F_CREATE))
+		return NULL;
+	if (fake_find(map, &owner, sizeof(owner)) < 0)
+		fake_update(declaration, &owner, sizeof(owner), zeroes, value_size, 0);
+	return map->values[fake_find(map, &owner, sizeof(owner))];
+}
+
 static int fake_delete(const void *declaration, const void *key, size_t key_size)
 {
 	struct fake_map *map = fake_map_of(declaration);
@@ -111,6 +123,9 @@ static int fake_delete(const void *declaration, const void *key, size_t key_size
 	((typeof((map)->value))fake_lookup(map, FAKE_TYPE(map), item, sizeof(*(map)->key), sizeof(*(map)->value)))
 #define bpf_map_update_elem(map, item, content, flags)                                                        \
 	fake_update(map, item, sizeof(*(map)->key), content, sizeof(*(map)->value), flags)
+#define bpf_sk_storage_get(map, sk, initial, flags)                                                            \
+	((typeof((map)->value))fake_storage(map, sk, sizeof(*(map)->value), flags))
+#define bpf_skc_to_tcp_sock(sk) ((struct tcp_sock *)(sk))
 #define bpf_map_delete_elem(map, item) fake_delete(map, item, sizeof(*(map)->key))
 
 static inline void *bpf_ringbuf_reserve(void *ring, __u64 size, __u64 flags)

@@ -1,0 +1,179 @@
+/* Whose a segment is that is sent again, when several spans have used the connection. */
+#include "bpf/common/senders.bpf.h"
+#include "check.h"
+
+enum { TGID = 42 };
+
+static struct task_struct task = {.tgid = TGID, .pid = TGID};
+static struct tcp_sock connection;
+static struct sock *sk = (struct sock *)&connection;
+static struct thread_record record;
+static struct thread_record *variable = &record;
+
+static void begin(void)
+{
+	struct thread_layout layout = {};
+	__u32 tgid = TGID;
+
+	fake.task = &task;
+	fake.thread = (__u64)TGID << 32 | TGID;
+	task.thread.fsbase = (unsigned long)&variable;
+	bpf_map_update_elem(&processes, &tgid, &layout, BPF_ANY);
+	connection.write_seq = 1000;
+}
+
+static void at_work_on(__u64 span)
+{
+	record = (struct thread_record){.trace_id = {1, 2}, .span_id = span, .valid = span != 0};
+}
+
+/* As the kernel does since 6.16: it tells of the send, then sends. */
+static void send(__u64 span, __u32 bytes)
+{
+	at_work_on(span);
+	sending(sk);
+	connection.write_seq += bytes;
+}
+
+static void send_told_afterwards(__u64 span, __u32 bytes)
+{
+	at_work_on(span);
+	connection.write_seq += bytes;
+	sent(sk, bytes);
+}
+
+static __u64 span_at(__u32 byte)
+{
+	struct origin origin;
+
+	CHECK(segment_origin(sk, byte, &origin));
+	CHECK(origin.match == (origin.span_id ? MATCH_SOCKET : MATCH_NONE));
+	return origin.span_id;
+}
+
+static void each_byte_is_whose_who_sent_it(void)
+{
+	begin();
+	send(7, 100);
+	send(8, 100);
+	send(9, 100);
+	CHECK(span_at(1000) == 7 && span_at(1099) == 7);
+	CHECK(span_at(1100) == 8 && span_at(1199) == 8);
+	CHECK(span_at(1200) == 9 && span_at(1299) == 9);
+}
+
+static void a_byte_is_its_sender_s_while_the_call_that_sends_it_goes_on(void)
+{
+	begin();
+	send(7, 100);
+	at_work_on(8);
+	sending(sk);
+	CHECK(span_at(1100) == 8);
+}
+
+static void told_afterwards_a_byte_is_nobody_s_until_then(void)
+{
+	begin();
+	send_told_afterwards(7, 100);
+	CHECK(span_at(1099) == 7 && span_at(1100) == 0);
+	send_told_afterwards(8, 100);
+	CHECK(span_at(1100) == 8 && span_at(1200) == 0);
+	send_told_afterwards(8, 100);
+	CHECK(span_at(1200) == 8);
+}
+
+static void what_is_sent_without_a_span_is_not_the_last_one_s(void)
+{
+	begin();
+	send(7, 100);
+	send(0, 100);
+	send(8, 100);
+	CHECK(span_at(1050) == 7 && span_at(1150) == 0 && span_at(1250) == 8);
+}
+
+static void a_first_sender_without_a_span_counts_too(void)
+{
+	begin();
+	send(0, 100);
+	send(8, 100);
+	CHECK(span_at(1050) == 0 && span_at(1150) == 8);
+}
+
+static void bytes_of_forgotten_senders_are_nobody_s(void)
+{
+	begin();
+	for (__u64 span = 1; span <= SENDERS + 3; span++)
+		send(span, 100);
+	CHECK(span_at(1000) == 0 && span_at(1299) == 0);
+	CHECK(span_at(1300) == 4 && span_at(1699) == 7);
+}
+
+static void one_span_that_sends_often_takes_one_place(void)
+{
+	begin();
+	send(7, 100);
+	for (int i = 0; i < 1000; i++)
+		send(8, 10);
+	CHECK(span_at(1000) == 7 && span_at(1100) == 8 && span_at(11099) == 8);
+}
+
+static void sequence_numbers_wrap_around(void)
+{
+	begin();
+	connection.write_seq = (__u32)-50;
+	send(7, 100);
+	send(8, 100);
+	CHECK(span_at((__u32)-1) == 7 && span_at(49) == 7 && span_at(50) == 8);
+}
+
+static void a_half_written_list_is_not_used(void)
+{
+	struct origin origin;
+	struct senders *all;
+
+	begin();
+	send(7, 100);
+	all = bpf_sk_storage_get(&senders, sk, NULL, 0);
+	all->sequence++;
+	CHECK(segment_origin(sk, 1000, &origin));
+	CHECK(origin.match == MATCH_NONE && origin.span_id == 0);
+	send(8, 100); /* somebody is at it: nothing is noted */
+	all->sequence++;
+	CHECK(span_at(1100) == 7);
+}
+
+static void processes_that_are_not_followed_leave_no_trace(void)
+{
+	struct origin origin;
+
+	begin();
+	fake.thread = 0;
+	send(7, 100);
+	CHECK(!segment_origin(sk, 1000, &origin));
+}
+
+static void a_send_that_failed_sent_nothing(void)
+{
+	struct origin origin;
+
+	begin();
+	at_work_on(7);
+	sent(sk, -11);
+	CHECK(!segment_origin(sk, 1000, &origin));
+}
+
+int main(void)
+{
+	RUN(each_byte_is_whose_who_sent_it);
+	RUN(a_byte_is_its_sender_s_while_the_call_that_sends_it_goes_on);
+	RUN(told_afterwards_a_byte_is_nobody_s_until_then);
+	RUN(what_is_sent_without_a_span_is_not_the_last_one_s);
+	RUN(a_first_sender_without_a_span_counts_too);
+	RUN(bytes_of_forgotten_senders_are_nobody_s);
+	RUN(one_span_that_sends_often_takes_one_place);
+	RUN(sequence_numbers_wrap_around);
+	RUN(a_half_written_list_is_not_used);
+	RUN(processes_that_are_not_followed_leave_no_trace);
+	RUN(a_send_that_failed_sent_nothing);
+	return 0;
+}
