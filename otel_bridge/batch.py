@@ -20,7 +20,6 @@ edits themselves are the source, so what is read and what leaves cannot differ.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from operator import is_
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -222,7 +221,10 @@ class Batch:
             repeated occurrences of exact keys, and last the oversized attributes (slot 65535), which
             may stand in other groups too.
         resources: how many resources are numbered: those with spans or wanted attributes.
+        inserts: what is added, in order. To change what others have added, put another list in its place.
         mended: how many strings were not UTF-8 and now are.
+        dropped: spans that are left out of the spliced bytes.
+        held: those of them that leave later (`splice_held`).
     """
 
     data: bytes
@@ -238,6 +240,7 @@ class Batch:
     cuts: list[NDArray[np.void]] = field(default_factory=list)
     replacements: list[Replacement] = field(default_factory=list)
     dropped: NDArray[np.bool_] | None = None
+    held: NDArray[np.bool_] | None = None
     _edits: _Edits | None = field(default=None, init=False, repr=False, compare=False)
 
     def __len__(self) -> int:
@@ -303,6 +306,10 @@ class Batch:
         return self.data[off : off + length].decode()
 
     # Reading with the edits worked in: what a step sees of those before it.
+
+    def resolved_has(self, slot: int) -> bool:
+        """Whether any span may have the attribute, as it would leave now: cheaper than looking."""
+        return self.has(slot) or bool(self._inserts_of(slot))
 
     def resolved_numbers(self, slot: int) -> NDArray[np.float64]:
         """For each span an attribute as a number, as it would leave now; NaN where it has none.
@@ -439,6 +446,13 @@ class Batch:
             self.dropped = np.zeros(len(self.spans), np.bool_)
         self.dropped[rows] = True
 
+    def hold(self, rows: NDArray[np.uint32]) -> None:
+        """Leave whole spans out for now: `splice_held` gives them."""
+        if self.held is None:
+            self.held = np.zeros(len(self.spans), np.bool_)
+        self.held[rows] = True
+        self.drop(rows)
+
     @property
     def edited(self) -> bool:
         """Whether the spliced bytes differ from `data`."""
@@ -470,6 +484,14 @@ class Batch:
         """
         return self.codec.splice(self) if self.edited else self.data
 
+    def splice_held(self) -> bytes:
+        """The bytes of the held spans alone, with the edits worked in."""
+        dropped, self.dropped = self.dropped, None if self.held is None else ~self.held
+        try:
+            return self.codec.splice(self)
+        finally:
+            self.dropped = dropped
+
     def _insert(
         self,
         kind: str,
@@ -491,13 +513,15 @@ class _Edits:
     """The edits noted so far, ready to be looked up.
 
     Attributes:
-        inserts: what was added, in order.
+        inserts: the list that they were read off.
+        size: how long it was then; it only grows, or gives way to another list.
         removals: how many cuts and replacements there are.
         by_key: the inserts by key, in order.
         gone: for each byte of the data whether a field that begins there was cut or replaced; None: none.
     """
 
-    inserts: tuple[Insert, ...]
+    inserts: list[Insert]
+    size: int
     removals: tuple[int, int]
     by_key: dict[bytes, list[Insert]]
     gone: NDArray[np.bool_] | None
@@ -514,14 +538,15 @@ class _Edits:
                 gone[records["kv_off"]] = True
             for replacement in batch.replacements:
                 gone[replacement.offs] = True
-        return cls(tuple(batch.inserts), (len(batch.cuts), len(batch.replacements)), by_key, gone)
+        removals = (len(batch.cuts), len(batch.replacements))
+        return cls(batch.inserts, len(batch.inserts), removals, by_key, gone)
 
     def are_those_of(self, batch: Batch) -> bool:
-        """Whether nothing was noted since; redaction puts other inserts in the place of some."""
+        """Whether nothing was noted since."""
         return (
-            self.removals == (len(batch.cuts), len(batch.replacements))
-            and len(self.inserts) == len(batch.inserts)
-            and all(map(is_, self.inserts, batch.inserts))
+            self.inserts is batch.inserts
+            and self.size == len(batch.inserts)
+            and self.removals == (len(batch.cuts), len(batch.replacements))
         )
 
 

@@ -17,13 +17,17 @@ from otel_bridge.model import Reject, Signal
 from otel_bridge.processors.enrich.enrich import Enrich
 from otel_bridge.processors.join.join import Join
 from otel_bridge.processors.redact.redact import Redact
+from otel_bridge.processors.sample.hold import Hold, Place
+from otel_bridge.processors.sample.sample import Sample
 
 if TYPE_CHECKING:
     from prometheus_client import Histogram
 
     from otel_bridge.batch import Batch, Plan
-    from otel_bridge.contracts import Clock, Codec, Exporter, TraceProcessor
+    from otel_bridge.contracts import Clock, Codec, Exporter, Reservation, TraceProcessor
     from otel_bridge.events import KernelEvents
+    from otel_bridge.exporters.otlp.config import StorageConfig
+    from otel_bridge.processors.sample.hold import Held
     from otel_bridge.settings import ProcessorSettings
     from otel_bridge.telemetry import Telemetry
 
@@ -45,11 +49,13 @@ class Steps:
         plan: the columns that the processors asked for.
         processors: in order, each with the name that its metrics carry.
         join: the one among them that kernel events go to; None when it is off.
+        sample: the one among them that drops and holds spans; None when it is off.
     """
 
     plan: Plan
     processors: tuple[tuple[str, TraceProcessor], ...]
     join: Join | None
+    sample: Sample | None
 
 
 def build_steps(settings: ProcessorSettings, telemetry: Telemetry, clock: Clock) -> Steps:
@@ -65,16 +71,26 @@ def build_steps(settings: ProcessorSettings, telemetry: Telemetry, clock: Clock)
     join = Join(settings.join, columns, telemetry, clock) if settings.join.enabled else None
     if join is not None:
         processors.append(("join", join))
+    sample = Sample(settings.sample, columns, telemetry, clock) if settings.sample.enabled else None
+    if sample is not None:
+        processors.append(("sample", sample))
     if settings.redact.enabled:
         processors.append(("redact", Redact(settings.redact, columns, telemetry)))
-    return Steps(columns.build(), tuple(processors), join)
+    return Steps(columns.build(), tuple(processors), join, sample)
 
 
 class Pipeline:
     """A Consumer that scans, processes, splices and hands over; it keeps nothing itself."""
 
     def __init__(
-        self, codec: Codec, steps: Steps, exporter: Exporter, telemetry: Telemetry, clock: Clock
+        self,
+        codec: Codec,
+        steps: Steps,
+        exporter: Exporter,
+        telemetry: Telemetry,
+        clock: Clock,
+        *,
+        storage: StorageConfig | None = None,
     ) -> None:
         self._codec = codec
         self._steps = steps
@@ -87,9 +103,17 @@ class Pipeline:
         self._duration = telemetry.histogram(catalog.PROCESSOR_DURATION)
         self._durations: dict[str, Histogram] = {}
         self._sweeper: asyncio.Task[None] | None = None
+        place = Place(storage.directory / "sample", storage.fsync) if storage is not None else None
+        self._hold = Hold(codec, exporter, telemetry, clock, place)
+        self._hold.use(steps.sample, steps.plan)
 
     async def start(self) -> None:
-        """Begin to look for kernel events that waited too long."""
+        """Begin to look for what waited too long.
+
+        Raises:
+            StartError: spans are to wait on disk, and cannot.
+        """
+        await self._hold.start()
         self._sweeper = asyncio.create_task(self._sweep_for_ever())
 
     async def stop(self, _deadline: float) -> None:
@@ -98,12 +122,18 @@ class Pipeline:
             self._sweeper.cancel()
             await asyncio.gather(self._sweeper, return_exceptions=True)
             self._sweeper = None
+            await self._hold.stop()
             await self.sweep(everything=True)
+
+    def hurry(self) -> None:
+        """Keep no request waiting for verdicts any more: the service is about to stop."""
+        self._hold.hurry()
 
     def replace(self, steps: Steps) -> None:
         """Use other steps from the next batch on; batches under way finish with the old ones."""
         if steps.join is not None and self._steps.join is not None:
             steps.join.adopt(self._steps.join)
+        self._hold.use(steps.sample, steps.plan)
         self._steps = steps
 
     def take(self, events: KernelEvents) -> None:
@@ -115,6 +145,7 @@ class Pipeline:
     async def consume_traces(self, data: bytes) -> Outcome:
         """Take a trace request; see `contracts.Consumer`."""
         # Room first: a request that will be refused costs nothing, and is not derived from twice.
+        self._hold.check_room()
         reservation = self._exporter.reserve(len(data))
         steps = self._steps
         try:
@@ -125,15 +156,17 @@ class Pipeline:
                 await self._clock.sleep(delay)
             with self._tracer.start_as_current_span("otel_bridge.process") as span:
                 self._process(batch, steps)
-                payload = batch.splice()
+                held = self._hold.take(batch)
                 leaving = batch.leaving
+                payload = batch.splice() if leaving else b""
                 if span.is_recording():
                     span.set_attributes({"otel_bridge.spans": len(batch), "otel_bridge.bytes": len(data)})
             if leaving:
                 self._outgoing.inc(leaving)
-                await reservation.send(Signal.TRACES, payload, leaving)
+                await self._send(reservation, payload, leaving, held)
         finally:
             reservation.release()
+        await self._hold.secure(held)
         return outcome(batch)
 
     async def consume(self, signal: Signal, data: bytes) -> None:
@@ -157,6 +190,13 @@ class Pipeline:
             await reservation.send(Signal.LOGS, data, ITEMS_UNCOUNTED)
         except RetryableError as error:
             log.warning("kernel events without a span could not be sent on", reason=str(error))
+
+    async def _send(self, reservation: Reservation, payload: bytes, spans: int, held: Held) -> None:
+        try:
+            await reservation.send(Signal.TRACES, payload, spans)
+        except RetryableError:
+            self._hold.withdraw(held)
+            raise
 
     async def _sweep_for_ever(self) -> None:
         while True:

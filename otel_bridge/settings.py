@@ -10,10 +10,10 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from otel_bridge.errors import ConfigError, ConfigProblem
 from otel_bridge.explain import lines_of, problems_of
@@ -22,6 +22,7 @@ from otel_bridge.kernel.config import KernelConfig
 from otel_bridge.processors.enrich.config import EnrichConfig
 from otel_bridge.processors.join.config import JoinConfig
 from otel_bridge.processors.redact.config import RedactConfig
+from otel_bridge.processors.sample.config import SampleConfig
 from otel_bridge.receivers.otlp.config import OtlpReceiverConfig
 from otel_bridge.units import Duration, Endpoint, EndpointText
 
@@ -47,6 +48,7 @@ class ProcessorSettings(_Model):
 
     enrich: EnrichConfig = EnrichConfig()
     join: JoinConfig = JoinConfig()
+    sample: SampleConfig = SampleConfig()
     redact: RedactConfig = RedactConfig()
 
 
@@ -111,6 +113,16 @@ class Settings(_Model):
     )
     kernel: KernelConfig = KernelConfig()
     service: ServiceSettings = ServiceSettings()
+
+    @model_validator(mode="after")
+    def _sample_has_a_disk(self) -> Self:
+        sample = self.processors.sample
+        if sample.enabled and sample.keep is not None and sample.hold == "disk" and self.storage is None:
+            raise ValueError(
+                "processors.sample.hold is disk and storage is null; set storage.directory, or hold to "
+                "sender or memory"
+            )
+        return self
 
 
 def load(

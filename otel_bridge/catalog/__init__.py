@@ -14,3 +14,4 @@ from otel_bridge.catalog.derive import *
 from otel_bridge.catalog.join import *
 from otel_bridge.catalog.kernel import *
 from otel_bridge.catalog.sample import *
+from otel_bridge.catalog.rules import *
