@@ -23,18 +23,24 @@ _STYLES = {
     Verdict.OFF: "dim",
 }
 
+_SUBJECT_WIDTH = 36
+"""Columns, so that a long path leaves room for the rest."""
+
 
 def render(report: Report) -> Group:
-    """Two tables: what the probes stand on, and the probes; misses with what mends them."""
-    return Group(
+    """Tables: what the probes stand on, the probes, and who uses OpenSSL; misses with what mends them."""
+    tables = [
         _table("What the probes stand on", "needed for", report.machine),
         _table("Probes", "gives", report.probes),
-    )
+    ]
+    if report.openssl:
+        tables.append(_table("OpenSSL", "used by", report.openssl))
+    return Group(*tables)
 
 
 def _table(title: str, purpose: str, findings: Iterable[Finding]) -> Table:
     table = Table(title=title, title_justify="left", expand=True)
-    table.add_column("")
+    table.add_column("", overflow="fold", max_width=_SUBJECT_WIDTH)
     table.add_column("verdict")
     table.add_column("found", overflow="fold", ratio=3)
     table.add_column(purpose, overflow="fold", ratio=3)
@@ -42,7 +48,7 @@ def _table(title: str, purpose: str, findings: Iterable[Finding]) -> Table:
     for finding in findings:
         # Text, not markup: paths and messages may hold brackets.
         table.add_row(
-            finding.subject,
+            Text(finding.subject),
             Text(finding.verdict.value, _STYLES[finding.verdict]),
             Text(finding.found),
             Text(finding.needed),

@@ -66,6 +66,7 @@ SYMBOL = np.dtype(
 SHT_SYMTAB, SHT_DYNSYM = 2, 11
 STT_FUNC, STT_GNU_IFUNC = 2, 10
 _UNDEFINED = 0
+_WRITABLE = 2  # PF_W
 _MAX_SECTIONS = 4096
 _MAX_TABLE = 256 << 20
 """Bytes; the names of a debug build of a large framework are half of this."""
@@ -153,6 +154,11 @@ class ElfFile:
             raise ElfError(f"a table of {size} bytes at {offset} that the file does not have")
         return data
 
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return os.fstat(self._fd).st_size
+
     def tables(self) -> Iterator[SymbolTable]:
         """The full table first, where the file was not stripped of it; then the one for the loader.
 
@@ -176,7 +182,8 @@ class ElfFile:
 
     def contains(self, text: bytes) -> bool:
         """Whether the constants of the program hold some bytes."""
-        for segment in self._segments[self._segments["type"] == Segment.LOAD]:
+        readable = (self._segments["type"] == Segment.LOAD) & (self._segments["flags"] & _WRITABLE == 0)
+        for segment in self._segments[readable]:
             start, size = int(segment["offset"]), int(segment["file_size"])
             for place in range(start, start + size, _PIECE):
                 # Each piece overlaps the next by the length of what is looked for.

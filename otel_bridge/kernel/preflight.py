@@ -13,11 +13,12 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from otel_bridge.kernel import privileges
-from otel_bridge.kernel.discovery import PROC, mapped_files
+from otel_bridge.kernel import openssl, privileges
+from otel_bridge.kernel.discovery import PROC
 from otel_bridge.kernel.libbpf import LibbpfError, Library
 from otel_bridge.kernel.loader import BUILD_COMMAND, choose, object_path
-from otel_bridge.kernel.probes import PROBES, is_wanted, tls
+from otel_bridge.kernel.openssl import Coverage, OpensslFile
+from otel_bridge.kernel.probes import PROBES, is_wanted
 
 if TYPE_CHECKING:
     from otel_bridge.kernel.config import KernelConfig
@@ -76,7 +77,7 @@ class Machine:
         initial_pid_namespace: processes have the same numbers here as in the kernel.
         tracepoints: of all that the probes ask for, which there are; empty when that cannot be told.
         objects: names of the probes whose object is built.
-        libssl: the libraries that running processes have mapped.
+        openssl: the files with OpenSSL that running processes have mapped.
         unreadable: processes that could not be looked into.
     """
 
@@ -92,7 +93,7 @@ class Machine:
     initial_pid_namespace: bool = True
     tracepoints: dict[str, bool] = field(default_factory=dict)
     objects: frozenset[str] = frozenset()
-    libssl: tuple[str, ...] = ()
+    openssl: tuple[OpensslFile, ...] = ()
     unreadable: int = 0
 
     @property
@@ -109,10 +110,12 @@ class Report:
     Attributes:
         machine: one finding for each thing that probes stand on.
         probes: one finding for each probe.
+        openssl: one finding for each file with OpenSSL; `needed` names the processes that use it.
     """
 
     machine: tuple[Finding, ...]
     probes: tuple[Finding, ...]
+    openssl: tuple[Finding, ...] = ()
 
     @property
     def ready(self) -> bool:
@@ -129,6 +132,7 @@ class Report:
             "ready": self.ready,
             "machine": [plain(finding) for finding in self.machine],
             "probes": [plain(finding) for finding in self.probes],
+            "openssl": [plain(finding) for finding in self.openssl],
         }
 
 
@@ -138,7 +142,7 @@ class Report:
 def survey(proc: Path = PROC) -> Machine:
     """Look at this machine; needs no privileges, and sees less without them."""
     version, error, tracepoints = _libbpf()
-    libssl, unreadable = _libssl(proc)
+    openssl_files, unreadable = openssl.survey(proc)
     return Machine(
         release=os.uname().release,
         btf=Path("/sys/kernel/btf/vmlinux").exists(),
@@ -152,7 +156,7 @@ def survey(proc: Path = PROC) -> Machine:
         initial_pid_namespace=(proc / "self/ns/pid").stat().st_ino == _INITIAL_PID_NAMESPACE,
         tracepoints=tracepoints,
         objects=frozenset(probe.name for probe in PROBES if object_path(probe).exists()),
-        libssl=libssl,
+        openssl=openssl_files,
         unreadable=unreadable,
     )
 
@@ -195,30 +199,15 @@ def _loads(name: str) -> bool:
     return True
 
 
-def _libssl(proc: Path) -> tuple[tuple[str, ...], int]:
-    pattern = re.compile(tls.PROBE.library)
-    found: set[str] = set()
-    unreadable = 0
-    for directory in proc.iterdir():
-        if not directory.name.isdigit():
-            continue
-        if not os.access(directory / "maps", os.R_OK):
-            unreadable += 1
-        found.update(
-            file.path
-            for file in mapped_files(int(directory.name), proc)
-            if pattern.fullmatch(file.path.rpartition("/")[2].removesuffix(" (deleted)"))
-        )
-    return tuple(sorted(found)), unreadable
-
-
 # Judging
 
 
 def judge(machine: Machine, config: KernelConfig) -> Report:
     """What a machine's state means for the probes of a configuration."""
     return Report(
-        tuple(_machine_findings(machine)), tuple(_probe_finding(probe, machine, config) for probe in PROBES)
+        tuple(_machine_findings(machine)),
+        tuple(_probe_finding(probe, machine, config) for probe in PROBES),
+        tuple(_openssl_finding(file) for file in machine.openssl),
     )
 
 
@@ -266,10 +255,10 @@ def _machine_findings(machine: Machine) -> list[Finding]:
             "" if machine.nvml else "apt-get install nvidia-driver (on a machine with an NVIDIA GPU)",
         ),
         Finding(
-            "libssl",
-            Verdict.OK if machine.libssl else Verdict.OPTIONAL,
-            ", ".join(machine.libssl) or "no running process uses it",
-            "TLS handshakes; processes with OpenSSL linked in statically are not covered",
+            "OpenSSL",
+            Verdict.OK if machine.openssl else Verdict.OPTIONAL,
+            _openssl_in_all(machine.openssl),
+            "TLS handshakes",
         ),
         Finding(
             "processes",
@@ -279,6 +268,21 @@ def _machine_findings(machine: Machine) -> list[Finding]:
             f"sudo setcap {_SETCAP} $(readlink -f $(command -v python3))" if machine.unreadable else "",
         ),
     ]
+
+
+def _openssl_in_all(files: tuple[OpensslFile, ...]) -> str:
+    covered = sum(file.coverage.covered for file in files)
+    return f"{covered} of {len(files)} files are covered" if files else "no running process uses it"
+
+
+def _openssl_finding(file: OpensslFile) -> Finding:
+    if file.coverage.covered:
+        return Finding(file.path, Verdict.OK, file.coverage.value, ", ".join(file.processes))
+    mend = {
+        Coverage.STRIPPED: "not coverable as it is; build it without strip, or link it to libssl.so",
+        Coverage.UNREADABLE: "run as root, or with CAP_DAC_READ_SEARCH and CAP_SYS_PTRACE",
+    }[file.coverage]
+    return Finding(file.path, Verdict.MISSING, file.coverage.value, ", ".join(file.processes), mend)
 
 
 _SETCAP = ",".join(privileges.name_of(need.capability).lower() for need in privileges.NEEDS) + "+ep"

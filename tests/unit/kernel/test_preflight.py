@@ -11,6 +11,7 @@ from rich.console import Console
 
 from otel_bridge.kernel.config import KernelConfig
 from otel_bridge.kernel.doctor import render
+from otel_bridge.kernel.openssl import Coverage, OpensslFile
 from otel_bridge.kernel.preflight import Machine, Verdict, bcc_version, judge, survey
 from otel_bridge.kernel.privileges import Capability
 from otel_bridge.kernel.probes import PROBES
@@ -26,7 +27,7 @@ GOOD = Machine(
     nvml=True,
     tracepoints=ALL_TRACEPOINTS,
     objects=frozenset(probe.name for probe in PROBES),
-    libssl=("/usr/lib/libssl.so.3",),
+    openssl=(OpensslFile("/usr/lib/libssl.so.3", Coverage.SHARED, ("nginx (7)", "python3 (8, elsewhere)")),),
 )
 
 
@@ -74,7 +75,7 @@ def test_what_every_probe_needs_stops_every_probe_and_says_what_mends_it(lacking
         ({"bpffs": ""}, "bpffs", "mount -t bpf bpf /sys/fs/bpf"),
         ({"bcc": ""}, "BCC", "apt-get install python3-bpfcc linux-headers-$(uname -r)"),
         ({"nvml": False}, "NVML", "nvidia-driver"),
-        ({"libssl": ()}, "libssl", ""),
+        ({"openssl": ()}, "OpenSSL", ""),
         ({"unreadable": 3}, "processes", "setcap cap_bpf,"),
     ],
 )
@@ -120,6 +121,25 @@ def test_what_is_switched_off_is_not_missed():
     assert found["tcp"].verdict is found["socket"].verdict is Verdict.OFF
     assert found["user"].verdict is Verdict.OFF
     assert {findings(GOOD, mode="off")[probe.name].verdict for probe in PROBES} == {Verdict.OFF}
+
+
+def test_each_process_with_openssl_is_named_with_its_verdict():
+    """A stripped one is no reason not to start, and nobody is left out in silence."""
+    stripped = OpensslFile("/app/server", Coverage.STRIPPED, ("server (9)",))
+    report = judge(replace(GOOD, openssl=(*GOOD.openssl, stripped)), KernelConfig())
+    assert report.ready
+    shared, static = report.openssl
+    assert (shared.verdict, shared.needed) == (Verdict.OK, "nginx (7), python3 (8, elsewhere)")
+    assert (static.verdict, static.needed) == (Verdict.MISSING, "server (9)")
+    assert "without strip" in static.mend
+    [overall] = [finding for finding in report.machine if finding.subject == "OpenSSL"]
+    assert overall.found == "1 of 2 files are covered"
+    console = Console(width=200, record=True, file=open(os.devnull, "w"))  # noqa: SIM115, PTH123
+    console.print(render(report))
+    text = console.export_text()
+    console.file.close()
+    assert "/app/server" in text
+    assert "linked in, without symbols" in text
 
 
 def test_the_report_is_json():
