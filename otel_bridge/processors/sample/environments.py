@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from otel_bridge.batch import Batch, PlanBuilder
     from otel_bridge.processors.sample.config import SampleConfig
-    from otel_bridge.processors.sample.threshold import U8
     from otel_bridge.telemetry import Telemetry
+    from otel_bridge.trace_ids import U8
 
 _OTHER = "other"
 _OLDER_KEY = "deployment.environment"

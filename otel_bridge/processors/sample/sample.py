@@ -10,8 +10,8 @@ from otel_bridge import catalog
 from otel_bridge.processors.sample import tracestate
 from otel_bridge.processors.sample.environments import Environments
 from otel_bridge.processors.sample.reasons import KEEP, Reason, Reasons, first_of
-from otel_bridge.processors.sample.threshold import FULL, halves
 from otel_bridge.processors.sample.verdicts import ALWAYS, UNWANTED, Verdicts
+from otel_bridge.trace_ids import halves, randomness
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from otel_bridge.batch import Batch, PlanBuilder
     from otel_bridge.contracts import Clock
     from otel_bridge.processors.sample.config import SampleConfig
-    from otel_bridge.processors.sample.threshold import U8
     from otel_bridge.processors.sample.verdicts import Verdict
     from otel_bridge.telemetry import Telemetry
+    from otel_bridge.trace_ids import U8
 
 _KEPT, _DROPPED, _OPEN = 0, 1, 2
 
@@ -150,8 +150,8 @@ class Sample:
         arrived = self._arrived(batch)
         threshold = int(self._environments.thresholds(self._clock.monotonic())[0])
         verdicts: list[Verdict | None] = [
-            self._verdicts.close(trace) or self._verdicts.by_rate(randomness, threshold)
-            for trace, randomness in zip(runs.traces, arrived.randomness[runs.first].tolist(), strict=True)
+            self._verdicts.close(trace) or self._verdicts.by_rate(random, threshold)
+            for trace, random in zip(runs.traces, arrived.randomness[runs.first].tolist(), strict=True)
         ]
         self._apply(batch, runs, verdicts, arrived)
 
@@ -204,14 +204,14 @@ class Sample:
         reasons: NDArray[np.uint8],
     ) -> None:
         """By randomness alone, in whole columns; traces that are not the same at every rate are looked up."""
-        randomness = arrived.randomness
+        random = arrived.randomness
         bounds = self._environments
-        special = (randomness >= bounds.widest[environments]) & (randomness < bounds.narrowest[environments])
+        special = (random >= bounds.widest[environments]) & (random < bounds.narrowest[environments])
         if self._verdicts.wishes or reasons.any():
             special[:] = True
         refused = batch.spans["reject"] > 0
         plain = ~special & ~refused
-        kept = plain & (randomness >= thresholds)
+        kept = plain & (random >= thresholds)
         dropped = np.flatnonzero(plain & ~kept)
         rows = np.flatnonzero(kept)
         self._kept[Reason.NONE].inc(len(rows))
@@ -231,7 +231,7 @@ class Sample:
         first = runs.first
         said = np.bitwise_or.reduceat(reasons[runs.rows], runs.starts).tolist()
         verdicts: list[Verdict | None] = []
-        for trace, randomness, threshold, why in zip(
+        for trace, random, threshold, why in zip(
             runs.traces, arrived.randomness[first].tolist(), thresholds[first].tolist(), said, strict=True
         ):
             verdict = self._verdicts.get(trace)
@@ -239,7 +239,7 @@ class Sample:
                 if why & KEEP:
                     verdict = ALWAYS[first_of(why & KEEP)]
                 else:
-                    verdict = UNWANTED if why else self._verdicts.by_rate(randomness, threshold)
+                    verdict = UNWANTED if why else self._verdicts.by_rate(random, threshold)
                 self._verdicts.decide(trace, verdict)
             verdicts.append(verdict)
         return verdicts
@@ -248,7 +248,7 @@ class Sample:
 
     def _arrived(self, batch: Batch) -> _Arrived:
         spans = batch.spans
-        randomness = halves(spans)[1] & np.uint64(FULL - 1)
+        random = randomness(spans)
         states: dict[int, bytes] = {}
         thresholds: dict[int, int] = {}
         inconsistent: set[int] = set()
@@ -260,14 +260,14 @@ class Sample:
                 states[row] = data[off : off + size]
                 said = tracestate.read(states[row])
                 if said.randomness is not None:
-                    randomness[row] = said.randomness
+                    random[row] = said.randomness
                 if said.threshold is None:
                     continue
-                if said.threshold > int(randomness[row]):
+                if said.threshold > int(random[row]):
                     inconsistent.add(row)
                 else:
                     thresholds[row] = said.threshold
-        return _Arrived(randomness, states, thresholds, inconsistent)
+        return _Arrived(random, states, thresholds, inconsistent)
 
     def _mark(self, batch: Batch, rows: NDArray[np.intp], thresholds: U8, arrived: _Arrived) -> None:
         """Write on kept spans with which threshold they were sampled; it never falls."""

@@ -1,4 +1,4 @@
-"""OpenTelemetry's consistent probability sampling: 56-bit thresholds, and the randomness of a trace id.
+"""OpenTelemetry's consistent probability sampling: thresholds of 56 bits.
 
 A trace is sampled when its randomness R is at least the threshold T; its probability is 1 - T / 2^56.
 Whoever follows this rule (opentelemetry.io/docs/specs/otel/trace/tracestate-probability-sampling) keeps a
@@ -10,12 +10,9 @@ from __future__ import annotations
 import math
 import re
 
-import numpy as np
-from numpy.typing import NDArray
+from otel_bridge.trace_ids import RANDOM_BITS
 
-U8 = NDArray[np.uint64]
-
-FULL = 1 << 56
+FULL = 1 << RANDOM_BITS
 """One more than the highest randomness; as a threshold: never."""
 
 DIGITS = 14
@@ -60,19 +57,3 @@ def decoded(digits: bytes) -> int | None:
 def randomness_of(digits: bytes) -> int | None:
     """The randomness that `rv` says; None where it is not written so."""
     return int(digits, 16) if len(digits) == DIGITS and _HEX.fullmatch(digits) else None
-
-
-def randomness(spans: NDArray[np.void]) -> U8:
-    """The randomness of the trace ids of batch.SPAN records: their last seven bytes."""
-    return halves(spans)[1] & np.uint64(FULL - 1)
-
-
-def halves(spans: NDArray[np.void]) -> tuple[U8, U8]:
-    """The trace ids of batch.SPAN records as two big-endian numbers, looked at in place."""
-    fields = spans.dtype.fields
-    if fields is None:
-        raise TypeError("records of spans")
-    spans = np.ascontiguousarray(spans)
-    offset, stride = fields["trace_id"][1], (spans.dtype.itemsize,)
-    high, low = (np.ndarray(len(spans), ">u8", spans, offset + half, stride) for half in (0, 8))
-    return high.astype("<u8"), low.astype("<u8")

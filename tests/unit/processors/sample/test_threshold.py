@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
-from otel_bridge.batch import SPAN
 from otel_bridge.processors.sample.threshold import (
-    FULL,
     decoded,
     encoded,
-    halves,
     probability_of,
-    randomness,
     randomness_of,
     threshold_of,
 )
@@ -56,18 +51,3 @@ def test_what_is_no_threshold(text):
 def test_what_is_no_randomness(text):
     """Exactly fourteen digits."""
     assert randomness_of(text) is None
-
-
-def test_randomness_is_the_last_seven_bytes_of_the_trace_id():
-    """Of each record, whatever stands around it."""
-    spans = np.zeros(2, SPAN)
-    ids = [
-        bytes.fromhex("ffeeddccbbaa99887766554433221100"),
-        bytes.fromhex("00000000000000ff0102030405060708"),
-    ]
-    spans["trace_id"] = np.frombuffer(b"".join(ids), "V16")
-    assert randomness(spans).tolist() == [0x66554433221100, 0x02030405060708]
-    assert halves(spans)[0].tolist() == [0xFFEEDDCCBBAA9988, 0xFF]
-    assert randomness(spans[1:]).tolist() == [0x02030405060708]
-    assert randomness_of(b"02030405060708") == 0x02030405060708
-    assert max(randomness(spans)) < FULL
