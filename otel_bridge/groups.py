@@ -100,28 +100,36 @@ class Cells:
         """How many combinations are known."""
         return len(self._cells)
 
-    def assign(self, texts: Texts, columns: Sequence[Column], codes: U1) -> NDArray[np.uint32]:
-        """Each row's number; `codes` has the shape (rows, width)."""
+    def assign(
+        self, texts: Texts, columns: Sequence[tuple[int, Column]], codes: NDArray[np.generic]
+    ) -> NDArray[np.uint32]:
+        """Each row's number.
+
+        Args:
+            texts: what the columns slice.
+            columns: each with the number of its label, 0 to 255, ascending; a label without texts may be left
+                out, which is the same as a column of empty ones.
+            codes: `width` bytes a row.
+        """
         found = self._cells.assign(
             texts.data,
             bytes(texts.added),
-            [column.bytes() for column in columns],
-            np.ascontiguousarray(codes).tobytes(),
+            [(label, *column.bytes()) for label, column in columns],
+            codes.tobytes(),
             self._width,
         )
         return np.frombuffer(found, "<u4")
 
-    def labels(self, number: int) -> tuple[bytes, list[bytes]]:
-        """The codes and the texts of a number.
+    def labels(self, number: int) -> tuple[bytes, list[tuple[int, bytes]]]:
+        """The codes of a number, and its texts, each with its label; a label without a text is left out.
 
         Raises:
             KeyError: it was not given.
         """
-        found = self._cells.labels(number, self._width)
+        found: tuple[bytes, list[tuple[int, bytes]]] | None = self._cells.labels(number, self._width)
         if found is None:
             raise KeyError(number)
-        codes, labels = found
-        return bytes(codes), [bytes(label) for label in labels]
+        return found
 
     def clear(self) -> None:
         """Forget all; numbers begin anew."""

@@ -35,28 +35,28 @@ class Cells:
     """Combinations of labels, numbered in the order in which they came."""
 
     def __init__(self) -> None:
-        self._ids: dict[tuple[bytes, ...], int] = {}
+        self._ids: dict[tuple[bytes, tuple[tuple[int, bytes], ...]], int] = {}
 
     def __len__(self) -> int:
         return len(self._ids)
 
     def assign(
-        self, data: bytes, added: bytes, columns: Sequence[_Column], codes: bytes, width: int
+        self, data: bytes, added: bytes, columns: Sequence[tuple[int, bytes, bytes]], codes: bytes, width: int
     ) -> bytes:
         """The number of each row's combination."""
-        texts = [_texts(data, added, column) for column in columns]
-        rows = len(codes) // width
+        texts = [(label, _texts(data, added, (offs, lens))) for label, offs, lens in columns]
         out = bytearray()
-        for row in range(rows):
-            key = (codes[width * row : width * (row + 1)], *(column[row] for column in texts))
+        for row in range(len(codes) // width):
+            found = tuple((label, column[row]) for label, column in texts if column[row])
+            key = (codes[width * row : width * (row + 1)], found)
             out += struct.pack("<I", self._ids.setdefault(key, len(self._ids)))
         return bytes(out)
 
-    def labels(self, number: int, _width: int) -> tuple[bytes, list[bytes]] | None:
-        """The codes of a combination, then its texts."""
-        for (codes, *texts), known in self._ids.items():
+    def labels(self, number: int, _width: int) -> tuple[bytes, list[tuple[int, bytes]]] | None:
+        """The codes of a combination, then its texts, each with its label."""
+        for (codes, texts), known in self._ids.items():
             if known == number:
-                return codes, texts
+                return codes, list(texts)
         return None
 
     def clear(self) -> None:

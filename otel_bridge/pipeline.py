@@ -11,6 +11,7 @@ import structlog
 
 from otel_bridge import catalog
 from otel_bridge.batch import PlanBuilder
+from otel_bridge.connectors.derive.derive import Derive
 from otel_bridge.contracts import Outcome
 from otel_bridge.errors import RetryableError
 from otel_bridge.model import Reject, Signal
@@ -24,11 +25,12 @@ if TYPE_CHECKING:
     from prometheus_client import Histogram
 
     from otel_bridge.batch import Batch, Plan
+    from otel_bridge.connectors.derive.derive import Metrics
     from otel_bridge.contracts import Clock, Codec, Exporter, Reservation, TraceProcessor
     from otel_bridge.events import KernelEvents
     from otel_bridge.exporters.otlp.config import StorageConfig
     from otel_bridge.processors.sample.hold import Held
-    from otel_bridge.settings import ProcessorSettings
+    from otel_bridge.settings import ConnectorSettings, ProcessorSettings
     from otel_bridge.telemetry import Telemetry
 
 log = structlog.get_logger(__name__)
@@ -50,16 +52,24 @@ class Steps:
         processors: in order, each with the name that its metrics carry.
         join: the one among them that kernel events go to; None when it is off.
         sample: the one among them that drops and holds spans; None when it is off.
+        derive: makes metrics of what was delivered; None when it is off.
     """
 
     plan: Plan
     processors: tuple[tuple[str, TraceProcessor], ...]
     join: Join | None
     sample: Sample | None
+    derive: Derive | None
 
 
-def build_steps(settings: ProcessorSettings, telemetry: Telemetry, clock: Clock) -> Steps:
-    """Compile the processors' configuration.
+def build_steps(
+    settings: ProcessorSettings,
+    telemetry: Telemetry,
+    clock: Clock,
+    *,
+    connectors: ConnectorSettings | None = None,
+) -> Steps:
+    """Compile the processors' and connectors' configuration; without `connectors` there are none.
 
     Redaction is last: whatever a step before it measured or converted leaves only as it allows.
     """
@@ -76,7 +86,10 @@ def build_steps(settings: ProcessorSettings, telemetry: Telemetry, clock: Clock)
         processors.append(("sample", sample))
     if settings.redact.enabled:
         processors.append(("redact", Redact(settings.redact, columns, telemetry)))
-    return Steps(columns.build(), tuple(processors), join, sample)
+    derive = None
+    if connectors is not None and connectors.derive.enabled:
+        derive = Derive(connectors.derive, columns, telemetry, clock)
+    return Steps(columns.build(), tuple(processors), join, sample, derive)
 
 
 class Pipeline:
@@ -133,8 +146,16 @@ class Pipeline:
         """Use other steps from the next batch on; batches under way finish with the old ones."""
         if steps.join is not None and self._steps.join is not None:
             steps.join.adopt(self._steps.join)
+        if steps.derive is not None and self._steps.derive is not None:
+            steps.derive.adopt(self._steps.derive)
         self._hold.use(steps.sample, steps.plan)
         self._steps = steps
+
+    @property
+    def derived(self) -> Metrics | None:
+        """The metrics made of spans; None when there are none."""
+        derive = self._steps.derive
+        return derive.metrics if derive is not None else None
 
     def take(self, events: KernelEvents) -> None:
         """Take kernel events (events.KernelEventSink); without a join they concern nobody."""
@@ -167,6 +188,11 @@ class Pipeline:
         finally:
             reservation.release()
         await self._hold.secure(held)
+        if steps.derive is not None:
+            # Only now: a request that could not be delivered comes again, and counts then.
+            before = time.perf_counter()
+            steps.derive.process(batch)
+            self._observe("derive", before)
         return outcome(batch)
 
     async def consume(self, signal: Signal, data: bytes) -> None:
@@ -202,6 +228,8 @@ class Pipeline:
         while True:
             await self._clock.sleep(SWEEP_INTERVAL)
             await self.sweep()
+            if self._steps.derive is not None:
+                self._steps.derive.sweep()
 
     def _process(self, batch: Batch, steps: Steps) -> None:
         self._incoming.inc(len(batch))

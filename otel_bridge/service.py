@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 import structlog
 
 from otel_bridge import __version__
+from otel_bridge.connectors.derive.prometheus import DerivedCollector
+from otel_bridge.connectors.derive.push import Push
 from otel_bridge.contracts import SystemClock
 from otel_bridge.errors import BridgeError
 from otel_bridge.exporters.otlp import exporter as otlp_exporter
 from otel_bridge.kernel.monitor import KernelMonitor, ReloadError
-from otel_bridge.pipeline import Pipeline, build_steps
+from otel_bridge.pipeline import Pipeline, Steps, build_steps
 from otel_bridge.receivers.otlp.codec import choose_codec
 from otel_bridge.receivers.otlp.receiver import OtlpReceiver
 from otel_bridge.telemetry import Telemetry, Tracing
@@ -51,9 +53,13 @@ class Service:
             clock=self._clock,
             telemetry=self.telemetry,
         )
-        steps = build_steps(settings.processors, self.telemetry, self._clock)
+        steps = self._steps(settings)
         self.pipeline = Pipeline(
             self.codec, steps, self.exporter, self.telemetry, self._clock, storage=settings.storage
+        )
+        self.telemetry.registry.register(DerivedCollector(lambda: self.pipeline.derived, self._clock))
+        self.push = Push(
+            settings.connectors.derive.push, lambda: self.pipeline.derived, self.telemetry, self._clock
         )
         self.kernel = KernelMonitor(settings.kernel, self.pipeline, self.telemetry, self._clock)
         self.receiver = OtlpReceiver(settings.receivers.otlp, self.pipeline, self.telemetry)
@@ -69,7 +75,14 @@ class Service:
             StartError: a port is taken, a file is missing, …; whatever had started is stopped again.
         """
         # The kernel first, since capabilities are a thread's own: threads of the others start without them.
-        for component in (self.kernel, self.telemetry_server, self.exporter, self.pipeline, self.receiver):
+        for component in (
+            self.kernel,
+            self.telemetry_server,
+            self.exporter,
+            self.push,
+            self.pipeline,
+            self.receiver,
+        ):
             if component is None:
                 continue
             self._started.append(component)
@@ -90,19 +103,27 @@ class Service:
         self.pipeline.hurry()
         loop = asyncio.get_running_loop()
         end = loop.time() + self.settings.service.drain_timeout
-        for component in (self.receiver, self.kernel, self.pipeline, self.exporter, self.telemetry_server):
+        for component in (
+            self.receiver,
+            self.kernel,
+            self.pipeline,
+            self.push,
+            self.exporter,
+            self.telemetry_server,
+        ):
             if component in self._started:
                 self._started.remove(component)
                 await component.stop(max(0.0, end - loop.time()))
         await asyncio.to_thread(self.telemetry.close)
 
     async def reload(self, settings: Settings) -> None:
-        """Use another configuration: processors from the next batch on, kernel probes once they are swapped.
+        """Use another configuration.
 
-        Connections stay. What cannot change while running (ports, destinations, storage, and probes when
-        the privileges to load them were given up) keeps its old setting, and the log says why.
+        Processors and connectors change with the next batch, kernel probes once they are swapped; connections
+        stay. What cannot change while running (ports, destinations, storage, and probes when the privileges
+        to load them were given up) keeps its old setting, and the log says why.
         """
-        self.pipeline.replace(build_steps(settings.processors, self.telemetry, self._clock))
+        self.pipeline.replace(self._steps(settings))
         try:
             # Loading takes some hundred milliseconds a probe; spans go on meanwhile.
             await asyncio.to_thread(self.kernel.reload, settings.kernel)
@@ -112,9 +133,18 @@ class Service:
         for part in ("receivers", "exporters", "storage", "service"):
             if getattr(settings, part) != getattr(self.settings, part):
                 log.warning("a changed setting takes effect only after a restart", part=part)
+        if settings.connectors.derive.push != self.settings.connectors.derive.push:
+            log.warning("a changed setting takes effect only after a restart", part="connectors.derive.push")
         self.settings = self.settings.model_copy(
-            update={"processors": settings.processors, "kernel": self.kernel.config}
+            update={
+                "processors": settings.processors,
+                "connectors": settings.connectors,
+                "kernel": self.kernel.config,
+            }
         )
+
+    def _steps(self, settings: Settings) -> Steps:
+        return build_steps(settings.processors, self.telemetry, self._clock, connectors=settings.connectors)
 
 
 def tracing(settings: Settings) -> Tracing | None:

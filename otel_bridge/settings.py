@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from otel_bridge.connectors.derive.config import DeriveConfig
 from otel_bridge.errors import ConfigError, ConfigProblem
 from otel_bridge.explain import lines_of, problems_of
 from otel_bridge.exporters.otlp.config import Exporters, StorageConfig, default_exporters
@@ -50,6 +51,12 @@ class ProcessorSettings(_Model):
     join: JoinConfig = JoinConfig()
     sample: SampleConfig = SampleConfig()
     redact: RedactConfig = RedactConfig()
+
+
+class ConnectorSettings(_Model):
+    """What is made of spans beside the spans themselves."""
+
+    derive: DeriveConfig = DeriveConfig()
 
 
 class MetricsSettings(_Model):
@@ -106,6 +113,7 @@ class Settings(_Model):
 
     receivers: ReceiverSettings = ReceiverSettings()
     processors: ProcessorSettings = ProcessorSettings()
+    connectors: ConnectorSettings = ConnectorSettings()
     exporters: Exporters = Field(default_factory=default_exporters)
     storage: StorageConfig | None = Field(
         default_factory=lambda: StorageConfig(directory=default_storage()),

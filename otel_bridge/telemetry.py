@@ -101,8 +101,10 @@ class Telemetry:
 
     def value(self, metric: Metric, **labels: str) -> float:
         """The present value of a counter or gauge; 0 when its label set was never touched."""
-        suffix = "_total" if metric.kind is Kind.COUNTER else ""
-        return self.registry.get_sample_value(metric.name + suffix, labels) or 0.0
+        name = metric.name + ("_total" if metric.kind is Kind.COUNTER else "")
+        found = self._metrics.get(metric.name)
+        samples = [sample for family in found.collect() for sample in family.samples] if found else []
+        return next((one.value for one in samples if one.name == name and one.labels == labels), 0.0)
 
 
 def configure_logging(*, level: str = "info", json: bool | None = None) -> None:

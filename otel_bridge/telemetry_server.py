@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 from typing import TYPE_CHECKING
 
@@ -67,7 +68,9 @@ class TelemetryServer:
 
     async def _metrics(self, request: web.Request) -> web.Response:
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
-        return web.Response(body=encode(self._telemetry.registry), headers={"Content-Type": content_type})
+        # In a thread: tens of thousands of series take a second, and spans must not wait for them.
+        body = await asyncio.to_thread(encode, self._telemetry.registry)
+        return web.Response(body=body, headers={"Content-Type": content_type})
 
     async def _healthz(self, _request: web.Request) -> web.Response:
         return web.json_response({"status": "alive"})

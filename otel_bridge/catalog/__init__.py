@@ -13,5 +13,5 @@ from otel_bridge.catalog.definitions import *
 from otel_bridge.catalog.derive import *
 from otel_bridge.catalog.join import *
 from otel_bridge.catalog.kernel import *
-from otel_bridge.catalog.sample import *
 from otel_bridge.catalog.rules import *
+from otel_bridge.catalog.sample import *

@@ -14,6 +14,7 @@ from otel_bridge import catalog
 PACKAGE = Path(otel_bridge.__file__).parent
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 METRICS = [value for value in vars(catalog).values() if isinstance(value, catalog.Metric)]
+DERIVED = [value for value in vars(catalog).values() if isinstance(value, catalog.DerivedMetric)]
 COMPONENTS = sorted(
     path
     for group in ("receivers", "processors", "exporters", "connectors")
@@ -34,9 +35,29 @@ def test_a_metric_is_named_and_explained(metric):
         assert metric.buckets
 
 
+@pytest.mark.parametrize("metric", DERIVED, ids=lambda metric: metric.name)
+def test_a_derived_metric_is_named_and_explained(metric):
+    """As the semantic conventions name metrics; Prometheus's name has the unit."""
+    assert re.fullmatch(r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)+", metric.name)
+    assert re.fullmatch(r"[a-z][a-z0-9_]*", metric.prometheus)
+    assert not metric.prometheus.startswith("otel_bridge_")
+    assert not metric.prometheus.endswith("_total")
+    assert metric.unit != "s" or metric.prometheus.endswith("_seconds")
+    assert metric.unit != "By" or metric.prometheus.endswith("_bytes")
+    assert metric.description.endswith(".")
+    assert metric.labels[0] == catalog.SERVICE_NAME.key
+    assert metric.buckets == tuple(sorted(set(metric.buckets)))
+    assert bool(metric.buckets) == (metric.kind is catalog.Kind.HISTOGRAM)
+
+
+def test_every_derived_metric_is_observed():
+    """None is in the catalog alone; calls are read off the durations."""
+    assert set(DERIVED) == {*catalog.DERIVED, catalog.DERIVED_SPAN_CALLS}
+
+
 def test_metric_names_are_unique():
     """One name, one entry."""
-    names = [metric.name for metric in METRICS]
+    names = [metric.name for metric in METRICS] + [metric.prometheus for metric in DERIVED]
     assert sorted(names) == sorted(set(names))
 
 
@@ -45,7 +66,7 @@ def test_metric_names_stand_only_in_the_catalog(path):
     """A metric that is renamed must break the build, not a dashboard."""
     if path.parent.name == "catalog":
         return
-    names = {metric.name for metric in METRICS}
+    names = {metric.name for metric in METRICS} | {metric.prometheus for metric in DERIVED}
     texts = {
         node.value
         for node in ast.walk(ast.parse(path.read_text()))

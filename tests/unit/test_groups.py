@@ -67,19 +67,19 @@ def test_the_same_labels_are_one_cell():
     )
     cells = groups.Cells(1)
     labels = texts.column([sent, added], 100)
-    ids = cells.assign(texts, [labels], np.zeros((3, 1), "u1"))
+    ids = cells.assign(texts, [(4, labels)], np.zeros((3, 1), "u1"))
     assert ids.tolist() == [0, 0, 1]
-    assert cells.assign(texts, [labels], np.array([[0], [1], [0]], "u1")).tolist() == [0, 2, 1]
+    assert cells.assign(texts, [(4, labels)], np.array([[0], [1], [0]], "u1")).tolist() == [0, 2, 1]
     assert [cells.labels(number) for number in range(3)] == [
-        (b"\0", [b"gateway"]),
-        (b"\0", [b"engine"]),
-        (b"\1", [b"gateway"]),
+        (b"\0", [(4, b"gateway")]),
+        (b"\0", [(4, b"engine")]),
+        (b"\1", [(4, b"gateway")]),
     ]
     with pytest.raises(KeyError):
         cells.labels(3)
     cells.clear()
     assert len(cells) == 0
-    assert cells.assign(texts, [labels], np.ones((3, 1), "u1")).tolist() == [0, 0, 1]
+    assert cells.assign(texts, [(4, labels)], np.ones((3, 1), "u1")).tolist() == [0, 0, 1]
 
 
 def test_labels_that_join_to_one_text_are_two_cells():
@@ -87,8 +87,18 @@ def test_labels_that_join_to_one_text_are_two_cells():
     data = b"abcabc"
     first = Column(np.array([0, 3], "<u4"), np.array([2, 1], "<u4"))
     second = Column(np.array([2, 4], "<u4"), np.array([1, 2], "<u4"))
-    ids = groups.Cells(1).assign(Texts(data, 2), [first, second], np.zeros((2, 1), "u1"))
+    ids = groups.Cells(1).assign(Texts(data, 2), [(0, first), (1, second)], np.zeros((2, 1), "u1"))
     assert ids.tolist() == [0, 1]
+
+
+def test_a_label_without_texts_may_be_left_out():
+    """It is no other cell than one with an empty text; the same text under another label is."""
+    texts, empty = Texts(b"a", 1), Column(np.zeros(1, "<u4"), np.zeros(1, "<u4"))
+    a, codes = Column(np.zeros(1, "<u4"), np.ones(1, "<u4")), np.zeros((1, 1), "u1")
+    cells = groups.Cells(1)
+    assert cells.assign(texts, [(0, a), (1, empty)], codes).tolist() == [0]
+    assert cells.assign(texts, [(0, a)], codes).tolist() == [0]
+    assert cells.assign(texts, [(1, a)], codes).tolist() == [1]
 
 
 def test_the_innermost_of_one_service_counts():
@@ -187,7 +197,7 @@ def test_cells_native_and_reference_agree(rows, requests):
         first, a = column([row[0] for row in rows])
         added, b = column([row[1] for row in rows])
         b = Column(b.offs + np.uint32(len(first)), b.lens)
-        given = (first, added, [a.bytes(), b.bytes()], bytes(row[2] for row in rows), 1)
+        given = (first, added, [(3, *a.bytes()), (7, *b.bytes())], bytes(row[2] for row in rows), 1)
         assert ours.assign(*given) == theirs.assign(*given)
         assert len(ours) == len(theirs)
         for number in range(len(ours)):
@@ -237,5 +247,5 @@ def test_nonsense_from_python_is_read_as_empty():
     beyond = (np.array([9, 2], "<u4").tobytes(), np.array([5, 9], "<u4").tobytes())
     for kernel in (native, groups_reference):
         cells = kernel.Cells()
-        assert cells.assign(b"abc", b"de", [beyond], b"\0\0", 1) == bytes(8)
-        assert cells.labels(0, 1) == (b"\0", [b""])
+        assert cells.assign(b"abc", b"de", [(0, *beyond)], b"\0\0", 1) == bytes(8)
+        assert cells.labels(0, 1) == (b"\0", [])

@@ -173,6 +173,7 @@ def test_the_schema_covers_every_key():
     assert set(schema["properties"]) == {
         "receivers",
         "processors",
+        "connectors",
         "exporters",
         "storage",
         "kernel",

@@ -79,7 +79,7 @@ class Redact:
             self._mask(changes, changes.left(batch.column(slot)), hits)
         self._mask(changes, changes.left(self._named.repeated(batch)), hits)
         if batch.inserts:
-            batch.inserts[:] = self._inserts(changes, hits)
+            batch.inserts = list(self._inserts(changes, hits))
         if self._limit is not None:
             changes.truncate(self._limit)
         changes.commit()

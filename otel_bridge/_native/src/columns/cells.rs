@@ -17,7 +17,11 @@ pub struct Cells {
     keys: Vec<Arc<[u8]>>,
 }
 
-type Column = (PyBackedBytes, PyBackedBytes);
+/// Which label it is, and offsets and lengths.
+type Column = (u8, PyBackedBytes, PyBackedBytes);
+
+/// Before each text of a key: which label, and its length.
+const HEAD: usize = 5;
 
 #[pymethods]
 impl Cells {
@@ -28,7 +32,8 @@ impl Cells {
 
     /// The number of each row's combination.
     ///
-    /// A column is offsets and lengths into `data` with `added` behind it; `codes` has `width` bytes a row.
+    /// A column is offsets and lengths into `data` with `added` behind it; an empty text is as good as none.
+    /// `codes` has `width` bytes a row.
     fn assign<'py>(
         &mut self,
         py: Python<'py>,
@@ -38,38 +43,46 @@ impl Cells {
         codes: &[u8],
         width: usize,
     ) -> Bound<'py, PyBytes> {
-        let rows = codes.len() / width.max(1);
+        let width = width.max(1);
         let mut columns: Vec<_> = columns
             .iter()
-            .map(|(offs, lens)| numbers(offs).zip(numbers(lens)))
+            .map(|(label, offs, lens)| (*label, numbers(offs).zip(numbers(lens))))
             .collect();
         let texts = Stretches { data, added };
         let mut key = Vec::with_capacity(256);
-        let mut out = Vec::with_capacity(4 * rows);
-        for codes in codes.chunks_exact(width.max(1)) {
+        let mut out = Vec::with_capacity(4 * (codes.len() / width));
+        for codes in codes.chunks_exact(width) {
             key.clear();
             key.extend_from_slice(codes);
-            for column in &mut columns {
+            for (label, column) in &mut columns {
                 let (off, len) = column.next().unwrap_or_default();
                 let text = texts.get(off, len);
-                key.extend_from_slice(&(text.len() as u32).to_le_bytes());
-                key.extend_from_slice(text);
+                if !text.is_empty() {
+                    key.push(*label);
+                    key.extend_from_slice(&(text.len() as u32).to_le_bytes());
+                    key.extend_from_slice(text);
+                }
             }
             out.extend_from_slice(&self.number(&key).to_le_bytes());
         }
         PyBytes::new(py, &out)
     }
 
-    /// The codes of a combination, then its texts.
-    fn labels(&self, id: usize, width: usize) -> Option<(Vec<u8>, Vec<Vec<u8>>)> {
-        let (codes, mut rest) = self.keys.get(id)?.split_at_checked(width)?;
+    /// The codes of a combination, then its texts, each with its label.
+    fn labels<'py>(
+        &self,
+        py: Python<'py>,
+        id: usize,
+        width: usize,
+    ) -> Option<(Bound<'py, PyBytes>, Vec<(u8, Bound<'py, PyBytes>)>)> {
+        let (codes, mut rest) = self.keys.get(id)?.split_at_checked(width.max(1))?;
         let mut texts = Vec::new();
-        while let Some((len, after)) = rest.split_first_chunk::<4>() {
+        while let Some(([label, len @ ..], after)) = rest.split_first_chunk::<HEAD>() {
             let (text, after) = after.split_at_checked(u32::from_le_bytes(*len) as usize)?;
-            texts.push(text.to_vec());
+            texts.push((*label, PyBytes::new(py, text)));
             rest = after;
         }
-        Some((codes.to_vec(), texts))
+        Some((PyBytes::new(py, codes), texts))
     }
 
     /// Forget all; numbers begin anew.

@@ -1,0 +1,45 @@
+"""What can have slowed a span: the attributes that the join writes, one table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from otel_bridge import catalog
+
+if TYPE_CHECKING:
+    from otel_bridge.catalog import Attribute
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """One attribute of spans, as a cause.
+
+    Attributes:
+        name: value of the label.
+        attribute: where it stands on a span.
+        scale: from its unit to that of the metric.
+    """
+
+    name: str
+    attribute: Attribute
+    scale: float = 1.0
+
+
+_FROM_NANOSECONDS = 1e-9
+
+TIMES = (
+    Cause("run_queue", catalog.KERNEL_SCHED_RUN_QUEUE_TIME, _FROM_NANOSECONDS),
+    Cause("off_cpu", catalog.KERNEL_SCHED_OFF_CPU_TIME, _FROM_NANOSECONDS),
+    Cause("block_io", catalog.KERNEL_BLOCK_TIME, _FROM_NANOSECONDS),
+    Cause("reclaim", catalog.KERNEL_MEMORY_RECLAIM_TIME, _FROM_NANOSECONDS),
+    Cause("tls_handshake", catalog.KERNEL_TLS_HANDSHAKE_TIME, _FROM_NANOSECONDS),
+    Cause("tcp_connect", catalog.KERNEL_TCP_CONNECT_TIME, _FROM_NANOSECONDS),
+)
+EVENTS = (
+    Cause("tcp_retransmit", catalog.KERNEL_TCP_RETRANSMITS),
+    Cause("tcp_reset", catalog.KERNEL_TCP_RESETS),
+    Cause("tcp_receive_queue_full", catalog.KERNEL_TCP_RECEIVE_QUEUE_FULL),
+    Cause("block_error", catalog.KERNEL_BLOCK_ERRORS),
+    Cause("oom_kill", catalog.KERNEL_MEMORY_OOM_KILLS),
+)
