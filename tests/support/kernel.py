@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from otel_bridge.events import KernelEvents
+    from otel_bridge.kernel.loader import AttachedFile
     from otel_bridge.model import KernelEventKind, Match
 
 ROOT = Path(__file__).parents[2]
@@ -119,6 +120,11 @@ class Monitor(KernelMonitor):
         assert self._loader is not None
         found: list[int] = self._loader.processes.keys().tolist()
         return found
+
+    def files(self, probe: str) -> list[AttachedFile]:
+        """The files that a probe hangs on."""
+        assert self._loader is not None
+        return list(self._loader._files.get(probe, []))
 
     def known_processes(self) -> int:
         """How many processes are looked at."""
