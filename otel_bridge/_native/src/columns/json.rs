@@ -3,7 +3,7 @@
 //! Accepted is RFC 8259, with one leniency: control characters may stand in strings unescaped, as
 //! truncating or hand-made serialisers leave them. Deeper nesting than `MAX_DEPTH` is malformed.
 
-use memchr::memchr2;
+use memchr::memchr;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -468,29 +468,37 @@ impl<'a, V: Visit> Walk<'a, V> {
         let start = self.at + 1;
         let mut at = start;
         let mut saved = 0;
-        let mut escaped = false;
         loop {
             let rest = self.text.get(at..).ok_or(Stop::Malformed)?;
-            at += quote_or_backslash(rest).ok_or(Stop::Malformed)?;
-            if self.text[at] == b'"' {
-                self.at = at + 1;
-                return Ok(Text {
-                    start,
-                    end: at,
-                    decoded_len: at - start - saved,
-                    escaped,
-                });
+            let inside = &rest[..quote(rest).ok_or(Stop::Malformed)?];
+            if let Some(line_ends) = only_line_ends(inside) {
+                return Ok(self.close(start, at + inside.len(), saved + line_ends));
             }
-            escaped = true;
-            // Line ends and quotes are what prompts are full of.
-            if matches!(self.text.get(at + 1), Some(b'n' | b'"' | b'\\' | b't')) {
-                saved += 1;
-                at += 2;
-                continue;
+            let quote = at + inside.len();
+            while let Some(before) = self
+                .text
+                .get(at..quote)
+                .and_then(|text| memchr(b'\\', text))
+            {
+                at += before;
+                let (raw, decoded) = escape_lengths(&self.text[at..]).ok_or(Stop::Malformed)?;
+                saved += raw - decoded;
+                at += raw;
             }
-            let (raw, decoded) = escape_lengths(&self.text[at..]).ok_or(Stop::Malformed)?;
-            saved += raw - decoded;
-            at += raw;
+            // An escape that reaches beyond it escapes the quote.
+            if at <= quote {
+                return Ok(self.close(start, quote, saved));
+            }
+        }
+    }
+
+    fn close(&mut self, start: usize, end: usize, saved: usize) -> Text {
+        self.at = end + 1;
+        Text {
+            start,
+            end,
+            decoded_len: end - start - saved,
+            escaped: saved > 0,
         }
     }
 
@@ -545,51 +553,38 @@ impl<'a, V: Visit> Walk<'a, V> {
     }
 }
 
-/// So far block by block: keys and words end, and lines break, before memchr has begun to pay.
-const NEAR: usize = 256;
-const BLOCK: usize = 32;
-const WORD: usize = 8;
-const ONES: u64 = u64::from_ne_bytes([1; WORD]);
-const HIGH_BITS: u64 = u64::from_ne_bytes([0x80; WORD]);
+/// Keys and words end before memchr has begun to pay.
+const NEAR: usize = 16;
 
-fn quote_or_backslash(text: &[u8]) -> Option<usize> {
-    let (near, far) = text.split_at(text.len().min(NEAR));
-    let blocks = near.chunks_exact(BLOCK);
-    let rest = blocks.remainder();
-    for (number, block) in blocks.enumerate() {
-        // Without an early exit the compiler makes a few wide instructions of this.
-        let found = block.iter().fold(0, |found, &byte| {
-            found | u8::from(byte == b'"') | u8::from(byte == b'\\')
+fn quote(text: &[u8]) -> Option<usize> {
+    let near = text.len().min(NEAR);
+    let is_quote = |&byte: &u8| byte == b'"';
+    text[..near]
+        .iter()
+        .position(is_quote)
+        .or_else(|| memchr(b'"', &text[near..]).map(|at| near + at))
+}
+
+/// How many escapes there are, if all of them are the one that prompts are full of.
+fn only_line_ends(text: &[u8]) -> Option<usize> {
+    // As many as a byte can count, without an exit: the compiler makes wide instructions of it.
+    const MOST: usize = u8::MAX as usize;
+    let (mut escapes, mut line_ends) = (0, 0);
+    let next = text.get(1..).unwrap_or_default();
+    for (here, next) in text
+        .chunks(MOST)
+        .zip(next.chunks(MOST).chain([[].as_slice()]))
+    {
+        let backslashes = here
+            .iter()
+            .fold(0, |sum, &byte| sum + u8::from(byte == b'\\'));
+        let pairs = here.iter().zip(next).fold(0, |sum, (&byte, &next)| {
+            sum + (u8::from(byte == b'\\') & u8::from(next == b'n'))
         });
-        if found != 0 {
-            return in_words(block).map(|at| number * BLOCK + at);
-        }
+        escapes += usize::from(backslashes);
+        line_ends += usize::from(pairs);
     }
-    let before = near.len() - rest.len();
-    in_words(rest)
-        .map(|at| before + at)
-        .or_else(|| memchr2(b'"', b'\\', far).map(|at| near.len() + at))
-}
-
-fn in_words(text: &[u8]) -> Option<usize> {
-    let words = text.chunks_exact(WORD);
-    let rest = words.remainder();
-    for (number, word) in words.enumerate() {
-        let word = word.try_into().map_or(0, u64::from_le_bytes);
-        let hits = lowest_of(word, b'"') | lowest_of(word, b'\\');
-        if hits != 0 {
-            return Some(number * WORD + hits.trailing_zeros() as usize / WORD);
-        }
-    }
-    rest.iter()
-        .position(|&byte| matches!(byte, b'"' | b'\\'))
-        .map(|at| text.len() - rest.len() + at)
-}
-
-/// A word whose lowest set bit lies in the lowest byte that is `wanted`; 0 when no byte is.
-fn lowest_of(word: u64, wanted: u8) -> u64 {
-    let differs = word ^ (ONES * u64::from(wanted));
-    differs.wrapping_sub(ONES) & !differs & HIGH_BITS
+    (escapes == line_ends).then_some(escapes)
 }
 
 const UNICODE_ESCAPE: usize = 6; // \uXXXX
