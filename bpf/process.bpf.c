@@ -44,7 +44,7 @@ static __always_inline bool inherit(__u32 child, __u32 parent)
 	const struct thread_layout *layout = layout_of(parent);
 	struct thread_layout copy;
 
-	if (!layout) {
+	if (!publishes(layout)) {
 		/* User space may have been late for an earlier process of this number. */
 		bpf_map_delete_elem(&processes, &child);
 		return false;

@@ -36,10 +36,10 @@ static __always_inline unsigned int task_state(struct task_struct *task)
 static __always_inline void leave(void *ctx, struct task_struct *task, bool preempted, __u64 now)
 {
 	const struct thread_layout *layout = layout_of(task->tgid);
-	struct origin origin = {.tgid = task->tgid, .tid = task->pid};
+	struct origin origin;
 	struct wait *wait;
 
-	if (!layout || !span_of_thread(layout, task, &origin))
+	if (!may_have_spans(layout) || !span_of_task(layout, task, &origin))
 		return;
 	wait = bpf_task_storage_get(&waits, task, NULL, BPF_LOCAL_STORAGE_GET_F_CREATE);
 	if (!wait) {

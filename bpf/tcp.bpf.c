@@ -91,13 +91,10 @@ static __always_inline void sent_again(struct sock *sk, struct sk_buff *skb)
 
 static __always_inline void connect_began(struct sock *sk)
 {
-	struct task_struct *task = bpf_get_current_task_btf();
-	struct origin origin = {.tgid = task->tgid, .tid = task->pid};
-	const struct thread_layout *layout = layout_of(origin.tgid);
 	struct stamp *stamp;
+	struct origin origin;
 
-	if (layout)
-		span_of_thread(layout, task, &origin);
+	current_origin(&origin);
 	stamp = bpf_sk_storage_get(&sockets, sk, NULL, BPF_SK_STORAGE_GET_F_CREATE);
 	if (!stamp) {
 		count(COUNTER_LOST_STATE);

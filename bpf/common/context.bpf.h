@@ -1,4 +1,6 @@
-/* The span that the running thread works on, read from OpenTelemetry's thread context record. */
+/* The span that a thread works on: read from OpenTelemetry's thread context record; or, where a process publishes
+ * none, from the request that the thread has read, or from what OBI says about it.
+ */
 #ifndef OTEL_BRIDGE_CONTEXT_BPF_H
 #define OTEL_BRIDGE_CONTEXT_BPF_H
 
@@ -21,6 +23,24 @@ struct {
 	__type(key, __u32);
 	__type(value, struct thread_layout);
 } processes SEC(".maps");
+
+/* Thread (pid_tgid) → the request it is at; shared by all objects. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 16384);
+	__type(key, __u64);
+	__type(value, struct thread_request);
+} thread_requests SEC(".maps");
+
+/* OBI's own table takes the place of this one where it is configured. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 1);
+	__type(key, __u64);
+	__type(value, struct shared_context);
+} shared_contexts SEC(".maps");
+
+const volatile struct context_sources sources SEC(".rodata.sources");
 
 static __always_inline unsigned long thread_pointer(struct task_struct *task)
 {
@@ -60,12 +80,10 @@ static __always_inline bool is_zero(const __u64 *trace_id, __u64 span_id)
 	return (trace_id[0] | trace_id[1]) == 0 || span_id == 0;
 }
 
-/* Fills `origin` with the running thread and the span it works on; must be called in process context.
- *
- * True when there is a span. A record that is not valid, cannot be read or carries zero ids is no span;
- * the last two are counted.
+/* The span in the running thread's record. A record that is not valid, cannot be read or carries zero ids is no
+ * span; the last two are counted.
  */
-static __always_inline bool span_of_thread(const struct thread_layout *layout, struct task_struct *task,
+static __always_inline bool span_of_record(const struct thread_layout *layout, struct task_struct *task,
 					   struct origin *origin)
 {
 	struct thread_record record = {};
@@ -98,19 +116,87 @@ static __always_inline bool span_of_thread(const struct thread_layout *layout, s
 	return true;
 }
 
-static __always_inline const struct thread_layout *layout_of(__u32 tgid)
+static __always_inline __u64 thread_of(const struct task_struct *task)
+{
+	return (__u64)task->tgid << 32 | (__u32)task->pid;
+}
+
+/* The span whose `traceparent` the thread has read. Another thread may end the request meanwhile: it takes the
+ * socket away first, so that ids seen half cleared are not used.
+ */
+static __always_inline bool span_of_request(__u64 thread, struct origin *origin)
+{
+	struct thread_request *request = bpf_map_lookup_elem(&thread_requests, &thread);
+	struct origin found;
+
+	if (!request || request->origin.match != MATCH_HEADER)
+		return false;
+	found = request->origin;
+	asm volatile("" ::: "memory");
+	if (!*(volatile __u64 *)&request->socket)
+		return false;
+	*origin = found;
+	return true;
+}
+
+static __always_inline bool span_of_shared_context(__u64 thread, struct origin *origin)
+{
+	const struct shared_context *found = bpf_map_lookup_elem(&shared_contexts, &thread);
+	struct shared_context context;
+
+	if (!found)
+		return false;
+	context = *found;
+	if (is_zero(context.trace_id, context.span_id)) {
+		count(COUNTER_ZERO_IDS);
+		return false;
+	}
+	origin->trace_id[0] = context.trace_id[0];
+	origin->trace_id[1] = context.trace_id[1];
+	origin->span_id = context.span_id;
+	origin->trace_flags = 0;
+	origin->match = MATCH_THREAD;
+	return true;
+}
+
+static __always_inline struct thread_layout *layout_of(__u32 tgid)
 {
 	return bpf_map_lookup_elem(&processes, &tgid);
+}
+
+static __always_inline bool publishes(const struct thread_layout *layout)
+{
+	return layout && !layout->silent;
+}
+
+/* Whether there may be spans at all: cheap, to be asked first. */
+static __always_inline bool may_have_spans(const struct thread_layout *layout)
+{
+	return layout || sources.shared_table;
+}
+
+/* Fills `origin` with a thread and the span it works on; true when there is one.
+ *
+ * Must be called while the task runs: its memory is read. What a process publishes itself goes before what
+ * others say about it, also when it says that there is no span.
+ */
+static __always_inline bool span_of_task(const struct thread_layout *layout, struct task_struct *task,
+					 struct origin *origin)
+{
+	*origin = (struct origin){.tgid = task->tgid, .tid = task->pid};
+	if (publishes(layout))
+		return span_of_record(layout, task, origin);
+	if (layout && (layout->silent & SILENT_REQUESTS) &&
+	    span_of_request(thread_of(task), origin))
+		return true;
+	return sources.shared_table && span_of_shared_context(thread_of(task), origin);
 }
 
 static __always_inline bool current_origin(struct origin *origin)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
-	const struct thread_layout *layout;
 
-	*origin = (struct origin){.tgid = task->tgid, .tid = task->pid};
-	layout = layout_of(origin->tgid);
-	return layout && span_of_thread(layout, task, origin);
+	return span_of_task(layout_of(task->tgid), task, origin);
 }
 
 #endif

@@ -18,10 +18,26 @@ struct thread_layout {
 	__u32 module;
 	__s32 dtv_pointer; /* 8 on x86-64; on AArch64 0 with glibc, -8 with musl */
 	__u32 dtv_stride; /* 16 with glibc, 8 with musl */
-	__u32 _pad;
+	__u32 silent; /* enum silent; 0: the process publishes its spans, and all this is true */
+};
+
+/* A process that publishes nothing is in the table as well while something else is known of its threads; the
+ * programs enter it themselves.
+ */
+enum silent {
+	SILENT_REQUESTS = 1, /* it was seen to read a request with a `traceparent` */
+	SILENT_TLS = 2, /* it uses libssl */
 };
 
 _Static_assert(sizeof(struct thread_layout) == 24, "mirrored in records.py");
+
+/* Where spans are looked for besides the threads' records; the same for all objects. */
+struct context_sources {
+	__u32 shared_table; /* the table in which OBI keeps the span of each thread */
+	__u32 _pad;
+};
+
+_Static_assert(sizeof(struct context_sources) == 8, "mirrored in records.py");
 
 /* OpenTelemetry's thread context record, without its attributes (OTEP 4947). */
 struct thread_record {
@@ -50,5 +66,21 @@ struct origin {
 };
 
 _Static_assert(sizeof(struct origin) == 40, "no hidden padding");
+
+/* A thread that read an HTTP request whose answer has not begun. */
+struct thread_request {
+	struct origin origin; /* MATCH_HEADER; MATCH_NONE: the request names no span, or the thread is not trusted */
+	__u64 socket; /* cookie of the one it was read from; 0: it is at none */
+	__u64 received; /* cookie of the socket that it received from last; of threads that use libssl */
+	__u64 distrust; /* requests it must serve one after another before its span is believed again */
+};
+
+/* What OBI says that a thread is at: the value of its `traces_ctx_v1` (OTEP 4855), keyed by pid_tgid. */
+struct shared_context {
+	__u64 trace_id[2];
+	__u64 span_id;
+};
+
+_Static_assert(sizeof(struct shared_context) == 24, "OTEP 4855");
 
 #endif

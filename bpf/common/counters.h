@@ -10,6 +10,7 @@ enum counter {
 	COUNTER_TORN, /* a record or stamp seen half written */
 	COUNTER_UNREADABLE, /* a record in memory that is not there now */
 	COUNTER_LOST_STATE, /* a table was full: something could not be followed */
+	COUNTER_BAD_HEADER, /* a traceparent that is none */
 	COUNTER_MAX,
 };
 

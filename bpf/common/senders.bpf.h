@@ -4,7 +4,7 @@
 #ifndef OTEL_BRIDGE_SENDERS_BPF_H
 #define OTEL_BRIDGE_SENDERS_BPF_H
 
-#include "context.bpf.h"
+#include "socket.bpf.h"
 
 enum { SENDERS = 4 }; /* a power of two; older ones are forgotten, and their bytes are nobody's */
 
@@ -96,10 +96,9 @@ static __always_inline void sender_of(const struct senders *all, __u32 byte, str
 
 static __always_inline struct senders *senders_for(struct sock *sk, struct origin *origin)
 {
-	if (!layout_of(bpf_get_current_pid_tgid() >> 32))
+	if (!use_of_socket(sk, origin))
 		return NULL;
 	/* The first sender is kept also when it has no span: its bytes are not the next one's. */
-	current_origin(origin);
 	return bpf_sk_storage_get(&senders, sk, NULL, BPF_SK_STORAGE_GET_F_CREATE);
 }
 

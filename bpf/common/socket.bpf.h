@@ -1,8 +1,9 @@
-/* The span that last used a socket, kept on the socket: events in softirq have no thread to ask. */
+/* The span that a socket is used for, kept on the socket: events in softirq have no thread to ask. */
 #ifndef OTEL_BRIDGE_SOCKET_BPF_H
 #define OTEL_BRIDGE_SOCKET_BPF_H
 
 #include "context.bpf.h"
+#include "request.h"
 
 struct stamp {
 	__u32 sequence; /* odd while somebody writes */
@@ -18,6 +19,43 @@ struct {
 	__type(key, int);
 	__type(value, struct stamp);
 } sockets SEC(".maps");
+
+/* Requests that are read, by the cookie of their connection; shared by all objects. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 16384);
+	__type(key, __u64);
+	__type(value, struct http_request);
+} http_requests SEC(".maps");
+
+static __always_inline struct http_request *request_on(__u64 socket)
+{
+	return bpf_map_lookup_elem(&http_requests, &socket);
+}
+
+/* What the running thread uses a socket for. On a server's connection, in a process that publishes nothing, that is
+ * the connection's request, whatever the thread is at; else it is the thread's span.
+ *
+ * False when the process is not followed, so that nothing is to be said about the socket.
+ */
+static __always_inline bool use_of_socket(struct sock *sk, struct origin *origin)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+	const struct thread_layout *layout = layout_of(task->tgid);
+	const struct http_request *request;
+
+	if (!may_have_spans(layout))
+		return false;
+	if (layout && layout->silent) {
+		request = request_on(bpf_get_socket_cookie(sk));
+		if (request) {
+			*origin = request->origin;
+			return true;
+		}
+	}
+	span_of_task(layout, task, origin);
+	return true;
+}
 
 /* Two threads may send on one socket at once while a softirq reads; spin locks are closed to tracing
  * programs, so a sequence tells a whole stamp from a torn one. A writer that finds another at work leaves
@@ -54,24 +92,16 @@ static __always_inline void read_stamp(struct stamp *stamp, struct origin *origi
 		origin->match = MATCH_SOCKET;
 }
 
-/* The running thread uses the socket: it carries the thread's span from now on, or none. A thread without
- * a span clears the stamp, or the next request on a kept-alive connection would inherit the last one's.
+/* The socket carries this span from now on, or none. A thread without a span clears the stamp, or the next request
+ * on a kept-alive connection would inherit the last one's.
  */
-static __always_inline void stamp_socket(struct sock *sk)
+static __always_inline void stamp_socket(struct sock *sk, const struct origin *origin)
 {
-	struct task_struct *task = bpf_get_current_task_btf();
-	struct origin origin = {.tgid = task->tgid, .tid = task->pid};
-	const struct thread_layout *layout = layout_of(origin.tgid);
-	struct stamp *stamp;
+	__u64 flags = origin->match == MATCH_NONE ? 0 : BPF_SK_STORAGE_GET_F_CREATE;
+	struct stamp *stamp = bpf_sk_storage_get(&sockets, sk, NULL, flags);
 
-	if (!layout)
-		return;
-	if (span_of_thread(layout, task, &origin))
-		stamp = bpf_sk_storage_get(&sockets, sk, NULL, BPF_SK_STORAGE_GET_F_CREATE);
-	else
-		stamp = bpf_sk_storage_get(&sockets, sk, NULL, 0);
 	if (stamp)
-		write_stamp(stamp, &origin);
+		write_stamp(stamp, origin);
 }
 
 /* Who used the socket last; all zero when nobody did that is followed. */

@@ -20,7 +20,12 @@ log = structlog.get_logger(__name__)
 
 QUIET_SECONDS = 10.0
 _DROPS = {Counter.DROPPED: "full", Counter.LIMITED: "limited"}
-_BAD_CONTEXTS = {Counter.ZERO_IDS: "zero", Counter.TORN: "torn", Counter.UNREADABLE: "unreadable"}
+_BAD_CONTEXTS = {
+    Counter.ZERO_IDS: "zero",
+    Counter.TORN: "torn",
+    Counter.UNREADABLE: "unreadable",
+    Counter.BAD_HEADER: "header",
+}
 
 
 class DeviceAccounts:

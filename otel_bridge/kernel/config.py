@@ -23,10 +23,20 @@ def _ring_size(size: int) -> int:
 RingSize = Annotated[ByteSize, AfterValidator(_ring_size)]
 
 
-class ProbeConfig(_Model):
+class SwitchConfig(_Model):
     """What every probe has."""
 
     enabled: bool = True
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the probe is to be loaded."""
+        return self.enabled
+
+
+class ProbeConfig(SwitchConfig):
+    """What every probe with events of its own has."""
+
     ring_size: RingSize = Field(
         1024 * 1024, description="Room for events that were not read yet; a power of two."
     )
@@ -34,10 +44,14 @@ class ProbeConfig(_Model):
         0, ge=0, description="At most so many events a second on each CPU, the rest is counted; 0: no limit."
     )
 
-    @property
-    def wanted(self) -> bool:
-        """Whether the probe is to be loaded."""
-        return self.enabled
+
+class TlsRequestsConfig(SwitchConfig):
+    """Requests that are read by way of libssl."""
+
+    enabled: bool = Field(
+        False,
+        description="Off, because every read of every program that uses libssl pays for two breakpoints.",
+    )
 
 
 class TcpConfig(ProbeConfig):
@@ -162,6 +176,19 @@ class ProbesConfig(_Model):
     memory: MemoryConfig = MemoryConfig()
     tls: ProbeConfig = ProbeConfig()
     user: UserConfig = UserConfig()
+    requests: SwitchConfig = Field(
+        SwitchConfig(),
+        description="In programs that publish no spans: `traceparent` of the HTTP/1.1 requests they read.",
+    )
+    tls_requests: TlsRequestsConfig = Field(
+        TlsRequestsConfig(), description="The same for requests that come in encrypted; needs `requests`."
+    )
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> Self:
+        if self.tls_requests.enabled and not self.requests.enabled:
+            raise ValueError("tls_requests finds the connections' requests through requests: enable it too")
+        return self
 
 
 def _mode(value: object) -> object:
@@ -177,6 +204,12 @@ class KernelConfig(_Model):
         description="auto: load what this machine lets load, and say what not. required: or do not start.",
     )
     probes: ProbesConfig = ProbesConfig()
+    obi_table: str = Field(
+        "",
+        description="Path of the table in which OpenTelemetry's eBPF instrumentation (OBI) keeps the span of "
+        "each thread, /sys/fs/bpf/otel/traces_ctx_v1; asked about programs that publish nothing. "
+        "Empty: not asked.",
+    )
     max_processes: int = Field(
         16384, ge=1, description="Processes whose threads' spans are followed at once."
     )

@@ -12,9 +12,10 @@ import numpy as np
 import structlog
 
 from otel_bridge.errors import BridgeError
+from otel_bridge.kernel.config import ProbeConfig
 from otel_bridge.kernel.libbpf import LibbpfError, Map, Object, run_statistics
 from otel_bridge.kernel.probes.base import CONFIG_SECTION, constants
-from otel_bridge.kernel.records import RATE_LIMIT, THREAD_LAYOUT, U4, U8, Counter
+from otel_bridge.kernel.records import CONTEXT_SOURCES, RATE_LIMIT, THREAD_LAYOUT, U4, U8, Counter
 from otel_bridge.kernel.ring import Ring, RingMemory
 
 if TYPE_CHECKING:
@@ -32,7 +33,8 @@ log = structlog.get_logger(__name__)
 
 OBJECTS = Path(__file__).parent / "objects"
 BUILD_COMMAND = "make -C bpf"
-SHARED = frozenset({"processes", "sockets", "senders"})
+SHARED = frozenset({"processes", "sockets", "senders", "thread_requests", "http_requests", "shared_contexts"})
+_SOURCES_SECTION = ".rodata.sources"
 _USDT_MAPS = "__bpf_usdt"  # libbpf's own, filled anew for each object
 _OWN_RING_SIZE = 64 * 1024  # of the probes that have no configuration
 
@@ -213,6 +215,7 @@ class Loader:
         self.cpus = library.possible_cpus
         self._kept: dict[tuple[str, str], int] = {}
         self._files: dict[str, list[AttachedFile]] = {}
+        self._asks_obi = False
         self.loaded: dict[str, LoadedProbe] = {}
 
     @property
@@ -226,6 +229,11 @@ class Loader:
         if fd is None:
             raise BridgeError("no probe is loaded that follows processes")
         return Map(self._library, fd, U4, THREAD_LAYOUT)
+
+    def use_obi_table(self, fd: int) -> None:
+        """Ask OBI's table (`obi_table.open_table`) as well, in all probes that are loaded from now on."""
+        self._kept["", "shared_contexts"] = fd
+        self._asks_obi = True
 
     def load(self, probe: Probe) -> LoadedProbe:
         """Load a probe and attach it to its tracepoints.
@@ -273,10 +281,13 @@ class Loader:
         values = probe.constants(settings)
         if values is not None:
             obj.set_constants(CONFIG_SECTION, values)
+        if _SOURCES_SECTION in obj.maps:
+            obj.set_constants(_SOURCES_SECTION, constants(CONTEXT_SOURCES, {"shared_table": self._asks_obi}))
         sizes = {"processes": self.config.max_processes}
         if probe.record is not None:
-            sizes["events"] = own.ring_size if own else _OWN_RING_SIZE
-            limit = own.events_per_second if own else 0
+            ring = own if isinstance(own, ProbeConfig) else None
+            sizes["events"] = ring.ring_size if ring else _OWN_RING_SIZE
+            limit = ring.events_per_second if ring else 0
             obj.set_constants(".rodata.limit", constants(RATE_LIMIT, {"events_per_second": limit}))
         if probe.sums is not None:
             sizes |= {"sums_a": self.config.max_spans, "sums_b": self.config.max_spans}

@@ -16,12 +16,14 @@ from otel_bridge.events import KernelEvents
 from otel_bridge.kernel import privileges, thread_context
 from otel_bridge.kernel.accounts import Accounts, DeviceAccounts
 from otel_bridge.kernel.clock import Alignment
+from otel_bridge.kernel.config import ProbeConfig
 from otel_bridge.kernel.discovery import PROC, Discovery
 from otel_bridge.kernel.libbpf import LibbpfError, Library
 from otel_bridge.kernel.loader import Loader
 from otel_bridge.kernel.mappings import MappingNews, MappingsError
+from otel_bridge.kernel.obi_table import open_table
 from otel_bridge.kernel.places import FunctionPlace
-from otel_bridge.kernel.probes import PROBES, is_wanted, process, tls, user
+from otel_bridge.kernel.probes import PROBES, is_wanted, process, user
 from otel_bridge.kernel.reader import Intake, Reader, Ticker, Timer
 from otel_bridge.kernel.records import BLOCK_DEVICE, BLOCK_TOTALS, U4, USER_PROBE
 
@@ -142,6 +144,7 @@ class KernelMonitor:
             self._give_up(str(error))
             return
         self._loader = Loader(library, self._config)
+        self._ask_obi(library)
         for probe in PROBES:
             if is_wanted(probe, self._config.probes):
                 self._load(probe)
@@ -151,6 +154,18 @@ class KernelMonitor:
             raise StartError("\n".join(f"probe {state.name}: {state.reason}" for state in broken))
         if self._loader.loaded:
             self._begin(library)
+
+    def _ask_obi(self, library: Library) -> None:
+        assert self._loader is not None
+        if not self._config.obi_table:
+            return
+        try:
+            self._loader.use_obi_table(open_table(library, self._config.obi_table))
+        except BridgeError as error:
+            if self._config.mode == "required":
+                self.close()
+                raise StartError(str(error)) from error
+            log.warning("what OBI says about threads is not used", reason=str(error))
 
     def _give_up(self, reason: str) -> None:
         self.states = {probe.name: ProbeState(probe.name, loaded=False, reason=reason) for probe in PROBES}
@@ -249,7 +264,9 @@ class KernelMonitor:
     def _drop_privileges(self) -> None:
         assert self._loader is not None
         held = privileges.effective()
-        late = any(name in self._loader.loaded for name in (tls.PROBE.name, user.PROBE.name))
+        late = any(
+            loaded.probe.uprobes or loaded.probe is user.PROBE for loaded in self._loader.loaded.values()
+        )
         kept = privileges.needed_for_reading(held, attach_late=late)
         privileges.keep_only(frozenset(kept))
         log.info(
@@ -472,7 +489,7 @@ def _fixed(before: KernelConfig, after: KernelConfig) -> Iterator[str]:
             yield f"kernel.{key}: takes effect after a restart"
     for probe in PROBES:
         old, new = probe.config_of(before.probes), probe.config_of(after.probes)
-        if old is not None and new is not None and old.ring_size != new.ring_size:
+        if isinstance(old, ProbeConfig) and isinstance(new, ProbeConfig) and old.ring_size != new.ring_size:
             yield f"kernel.probes.{probe.name}.ring_size: a ring buffer keeps its size until a restart"
 
 

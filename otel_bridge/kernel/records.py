@@ -27,9 +27,15 @@ U4: Dtype = np.dtype("<u4")
 U8: Dtype = np.dtype("<u8")
 
 THREAD_LAYOUT: Dtype = np.dtype(
-    [("offset", "<i8"), ("module", "<u4"), ("dtv_pointer", "<i4"), ("dtv_stride", "<u4"), ("_pad", "<u4")]
+    [("offset", "<i8"), ("module", "<u4"), ("dtv_pointer", "<i4"), ("dtv_stride", "<u4"), ("silent", "<u4")]
 )
-"""struct thread_layout (bpf/common/context.h)."""
+"""struct thread_layout (bpf/common/context.h); `silent` is 0 in what user space writes."""
+
+CONTEXT_SOURCES: Dtype = np.dtype([("shared_table", "<u4"), ("_pad", "<u4")])
+"""struct context_sources (bpf/common/context.h)."""
+
+SHARED_CONTEXT: Dtype = np.dtype([("trace_id", "V16"), ("span_id", "V8")])
+"""struct shared_context (bpf/common/context.h): what OBI says that a thread (pid_tgid) is at."""
 
 RATE_LIMIT: Dtype = np.dtype([("events_per_second", "<u8")])
 """struct rate_limit (bpf/common/event.h): per CPU, 0 for none."""
@@ -262,3 +268,4 @@ class Counter(IntEnum):
     TORN = 4
     UNREADABLE = 5
     LOST_STATE = 6
+    BAD_HEADER = 7

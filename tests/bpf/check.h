@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #define CHECK(condition)                                                                                      \
 	do {                                                                                                   \
@@ -19,6 +21,16 @@
 	do {                                                                                                   \
 		memset(&fake, 0, sizeof(fake));                                                                \
 		memset(fake_maps, 0, sizeof(fake_maps));                                                       \
+	} while (0)
+
+/* Sets what user space sets before a program is loaded; the rest of the structure becomes zero. */
+#define CONFIGURE(constants, fields...)                                                                       \
+	do {                                                                                                   \
+		unsigned long page = sysconf(_SC_PAGESIZE), from = (unsigned long)&(constants) & -page;        \
+		unsigned long to = (unsigned long)(&(constants) + 1);                                          \
+		CHECK(!mprotect((void *)from, to - from, PROT_READ | PROT_WRITE));                             \
+		memcpy((void *)&(constants), (const void *)&(__typeof__(constants)){fields}, sizeof(constants)); \
+		asm volatile("" ::: "memory");                                                                 \
 	} while (0)
 
 #define RUN(test)                                                                                             \

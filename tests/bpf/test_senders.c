@@ -4,7 +4,7 @@
 
 enum { TGID = 42 };
 
-static struct task_struct task = {.tgid = TGID, .pid = TGID};
+static struct task_struct task;
 static struct tcp_sock connection;
 static struct sock *sk = (struct sock *)&connection;
 static struct thread_record record;
@@ -15,9 +15,8 @@ static void begin(void)
 	struct thread_layout layout = {};
 	__u32 tgid = TGID;
 
+	task = (struct task_struct){.tgid = TGID, .pid = TGID, .thread.fsbase = (unsigned long)&variable};
 	fake.task = &task;
-	fake.thread = (__u64)TGID << 32 | TGID;
-	task.thread.fsbase = (unsigned long)&variable;
 	bpf_map_update_elem(&processes, &tgid, &layout, BPF_ANY);
 	connection.write_seq = 1000;
 }
@@ -147,7 +146,7 @@ static void processes_that_are_not_followed_leave_no_trace(void)
 	struct origin origin;
 
 	begin();
-	fake.thread = 0;
+	task.tgid = TGID + 1;
 	send(7, 100);
 	CHECK(!segment_origin(sk, 1000, &origin));
 }

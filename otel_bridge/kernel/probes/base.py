@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from otel_bridge.kernel.config import ProbeConfig, ProbesConfig
+    from otel_bridge.kernel.config import ProbesConfig, SwitchConfig
     from otel_bridge.kernel.records import Dtype
     from otel_bridge.model import KernelEventKind
 
@@ -80,7 +80,7 @@ def _no_constants(_: ProbesConfig) -> NDArray[Any] | None:
     return None
 
 
-def _always(_: ProbesConfig) -> ProbeConfig | None:
+def _always(_: ProbesConfig) -> SwitchConfig | None:
     return None
 
 
@@ -112,7 +112,7 @@ class Probe:
     record: Dtype | None = None
     kinds: frozenset[KernelEventKind] = frozenset()
     sums: Sums | None = None
-    config_of: Callable[[ProbesConfig], ProbeConfig | None] = _always
+    config_of: Callable[[ProbesConfig], SwitchConfig | None] = _always
     constants: Callable[[ProbesConfig], NDArray[Any] | None] = _no_constants
     serves: frozenset[str] = frozenset()
 

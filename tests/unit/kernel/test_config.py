@@ -34,6 +34,15 @@ def test_sizes_and_durations_are_written_as_people_do():
     assert config.probes.block.latency_threshold == pytest.approx(0.005)
 
 
+def test_encrypted_requests_are_not_looked_for_without_plain_ones():
+    """Their connections are known through them; by default only the cheap ones are looked for."""
+    assert KernelConfig().probes.requests.wanted
+    assert not KernelConfig().probes.tls_requests.wanted
+    probes = {"requests": {"enabled": False}, "tls_requests": {"enabled": True}}
+    with pytest.raises(ValidationError, match="tls_requests finds .* enable it too"):
+        KernelConfig.model_validate({"probes": probes})
+
+
 def test_unknown_keys_are_refused():
     """Misspelt probes would be silently on."""
     with pytest.raises(ValidationError, match="extra_forbidden"):

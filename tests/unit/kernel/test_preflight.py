@@ -31,7 +31,7 @@ GOOD = Machine(
 )
 
 
-EVERYTHING = {"probes": {"user": {"presets": ["llama.cpp"]}}}
+EVERYTHING = {"probes": {"user": {"presets": ["llama.cpp"]}, "tls_requests": {"enabled": True}}}
 
 
 def findings(machine, **config):

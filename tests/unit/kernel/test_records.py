@@ -21,6 +21,7 @@ STRUCTURES = {
     "tcp_config": records.TCP_CONFIG,
     "rate_limit": records.RATE_LIMIT,
     "thread_layout": records.THREAD_LAYOUT,
+    "context_sources": records.CONTEXT_SOURCES,
     "sched_wait": records.SCHED_WAIT,
     "sched_config": records.SCHED_CONFIG,
     "sched_sum": records.SCHED_SUM_VALUE,

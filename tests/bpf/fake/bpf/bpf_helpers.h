@@ -14,6 +14,7 @@
 #include <string.h>
 
 #define SEC(name)
+#define __noinline __attribute__((noinline))
 #define __uint(name, value) int(*name)[value]
 #define __type(name, value) typeof(value) *name
 #undef __always_inline
@@ -24,11 +25,13 @@
 #define FAKE_BYTES 256
 
 struct task_struct;
+struct sock;
 
 static struct {
 	__u64 now;
 	__u64 thread; /* tgid in the upper half, as the helper tells it */
 	struct task_struct *task;
+	const void *registers; /* of the system call that the task is in */
 	bool ring_full;
 	int submitted;
 	char records[1024][FAKE_BYTES] __attribute__((aligned(8)));
@@ -154,6 +157,16 @@ static inline __u64 bpf_get_current_pid_tgid(void)
 static inline struct task_struct *bpf_get_current_task_btf(void)
 {
 	return fake.task;
+}
+
+static inline long bpf_task_pt_regs(struct task_struct *task)
+{
+	return (long)fake.registers;
+}
+
+static inline __u64 bpf_get_socket_cookie(struct sock *sk)
+{
+	return (__u64)(unsigned long)sk;
 }
 
 /* Neither the first page nor the upper half, which is the kernel's, is ever mapped for a program. */

@@ -1,0 +1,103 @@
+/* HTTP/1.1 requests that programs read which publish no spans: the socket carries the span that a request names. */
+#include "common/request.bpf.h"
+#include "common/socket.bpf.h"
+#include "common/syscall.bpf.h"
+#include <bpf/bpf_tracing.h>
+
+char LICENSE[] SEC("license") = "Dual MIT/GPL";
+
+enum {
+	SOCKET_STREAM = 1, /* SOCK_STREAM */
+	FLAG_PEEK = 2, /* MSG_PEEK: it will be read once more */
+	ERROR_AGAIN = 11, /* EAGAIN: nothing was sent */
+};
+
+static __always_inline void keep_stamp_true(struct sock *sk, struct http_request *request)
+{
+	if (!request->changed)
+		return;
+	request->changed = 0;
+	stamp_socket(sk, &request->origin);
+}
+
+static __always_inline struct http_request *received_plain(__u64 socket, struct task_struct *task, __u32 length)
+{
+	struct user_buffer buffer = {};
+
+	if (!buffer_of_syscall(task, length, &buffer))
+		buffer.size = 0;
+	return read_of_request(socket, buffer.data, buffer.size < length ? buffer.size : length, length);
+}
+
+static __always_inline void received(struct sock *sk, int length, int flags)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+	const struct thread_layout *layout = layout_of(task->tgid);
+	struct http_request *request;
+	__u64 socket;
+
+	if (length <= 0 || (flags & FLAG_PEEK) || sk->sk_type != SOCKET_STREAM || publishes(layout))
+		return;
+	socket = bpf_get_socket_cookie(sk);
+	if (layout && (layout->silent & SILENT_TLS))
+		thread_received(thread_of(task), socket);
+	request = request_on(socket);
+	if (request && request->encrypted)
+		read_after_answer(request);
+	else
+		request = received_plain(socket, task, length);
+	if (request)
+		keep_stamp_true(sk, request);
+}
+
+/* "HTTP/1.1 1…": 100 Continue and the like come before the answer. */
+static __always_inline bool is_interim(struct task_struct *task, __u32 length)
+{
+	struct user_buffer buffer = {};
+	__u8 beginning[10];
+
+	return buffer_of_syscall(task, length, &buffer) && buffer.size >= sizeof(beginning) &&
+	       !bpf_probe_read_user(beginning, sizeof(beginning), buffer.data) && beginning[0] == 'H' &&
+	       beginning[4] == '/' && beginning[8] == ' ' && beginning[9] == '1';
+}
+
+static __always_inline void sent(struct sock *sk, int length)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+	struct http_request *request;
+	__u64 socket;
+
+	if (publishes(layout_of(task->tgid)))
+		return;
+	socket = bpf_get_socket_cookie(sk);
+	request = request_on(socket);
+	if (!request)
+		return;
+	if (request->open && length != -ERROR_AGAIN && (length < 0 || !is_interim(task, length)))
+		answer_begins(request, socket);
+	keep_stamp_true(sk, request);
+}
+
+SEC("tp_btf/sock_recv_length")
+int BPF_PROG(request_received, struct sock *sk, int length, int flags)
+{
+	received(sk, length, flags);
+	return 0;
+}
+
+SEC("tp_btf/sock_send_length")
+int BPF_PROG(answer_sent, struct sock *sk, int length)
+{
+	sent(sk, length);
+	return 0;
+}
+
+/* The next thread of the same number is at nothing. */
+SEC("tp_btf/sched_process_exit")
+int BPF_PROG(sched_process_exit, struct task_struct *task)
+{
+	__u64 thread = thread_of(task);
+
+	bpf_map_delete_elem(&thread_requests, &thread);
+	return 0;
+}
