@@ -15,6 +15,7 @@ from otel_bridge.connectors.derive.derive import Derive
 from otel_bridge.contracts import Outcome
 from otel_bridge.errors import RetryableError
 from otel_bridge.model import Reject, Signal
+from otel_bridge.processors.consistency.consistency import Consistency
 from otel_bridge.processors.enrich.enrich import Enrich
 from otel_bridge.processors.join.join import Join
 from otel_bridge.processors.redact.redact import Redact
@@ -40,7 +41,7 @@ ITEMS_UNCOUNTED = 0
 
 
 SWEEP_INTERVAL = 1.0
-"""Seconds between two looks for kernel events that waited too long."""
+"""Seconds between two looks for kernel events and traces that waited long enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ class Steps:
         plan: the columns that the processors asked for.
         processors: in order, each with the name that its metrics carry.
         join: the one among them that kernel events go to; None when it is off.
+        consistency: the one among them that looks for broken contexts; None when it is off.
         sample: the one among them that drops and holds spans; None when it is off.
         derive: makes metrics of what was delivered; None when it is off.
     """
@@ -58,6 +60,7 @@ class Steps:
     plan: Plan
     processors: tuple[tuple[str, TraceProcessor], ...]
     join: Join | None
+    consistency: Consistency | None
     sample: Sample | None
     derive: Derive | None
 
@@ -81,6 +84,11 @@ def build_steps(
     join = Join(settings.join, columns, telemetry, clock) if settings.join.enabled else None
     if join is not None:
         processors.append(("join", join))
+    consistency = (
+        Consistency(settings.consistency, columns, telemetry, clock) if settings.consistency.enabled else None
+    )
+    if consistency is not None:
+        processors.append(("consistency", consistency))
     sample = Sample(settings.sample, columns, telemetry, clock) if settings.sample.enabled else None
     if sample is not None:
         processors.append(("sample", sample))
@@ -89,7 +97,7 @@ def build_steps(
     derive = None
     if connectors is not None and connectors.derive.enabled:
         derive = Derive(connectors.derive, columns, telemetry, clock)
-    return Steps(columns.build(), tuple(processors), join, sample, derive)
+    return Steps(columns.build(), tuple(processors), join, consistency, sample, derive)
 
 
 class Pipeline:
@@ -146,6 +154,8 @@ class Pipeline:
         """Use other steps from the next batch on; batches under way finish with the old ones."""
         if steps.join is not None and self._steps.join is not None:
             steps.join.adopt(self._steps.join)
+        if steps.consistency is not None and self._steps.consistency is not None:
+            steps.consistency.adopt(self._steps.consistency)
         if steps.derive is not None and self._steps.derive is not None:
             steps.derive.adopt(self._steps.derive)
         self._hold.use(steps.sample, steps.plan)
@@ -227,6 +237,8 @@ class Pipeline:
     async def _sweep_for_ever(self) -> None:
         while True:
             await self._clock.sleep(SWEEP_INTERVAL)
+            if self._steps.consistency is not None:
+                self._steps.consistency.sweep()
             await self.sweep()
             if self._steps.derive is not None:
                 self._steps.derive.sweep()

@@ -20,6 +20,7 @@ from otel_bridge.errors import ConfigError, ConfigProblem
 from otel_bridge.explain import lines_of, problems_of
 from otel_bridge.exporters.otlp.config import Exporters, StorageConfig, default_exporters
 from otel_bridge.kernel.config import KernelConfig
+from otel_bridge.processors.consistency.config import ConsistencyConfig
 from otel_bridge.processors.enrich.config import EnrichConfig
 from otel_bridge.processors.join.config import JoinConfig
 from otel_bridge.processors.redact.config import RedactConfig
@@ -49,6 +50,7 @@ class ProcessorSettings(_Model):
 
     enrich: EnrichConfig = EnrichConfig()
     join: JoinConfig = JoinConfig()
+    consistency: ConsistencyConfig = ConsistencyConfig()
     sample: SampleConfig = SampleConfig()
     redact: RedactConfig = RedactConfig()
 
