@@ -99,7 +99,7 @@ class Telemetry:
             self._metrics[metric.name] = found
         return found
 
-    def value(self, metric: Metric, **labels: str) -> float:
+    def value(self, metric: Metric, /, **labels: str) -> float:
         """The present value of a counter or gauge; 0 when its label set was never touched."""
         name = metric.name + ("_total" if metric.kind is Kind.COUNTER else "")
         found = self._metrics.get(metric.name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
@@ -50,7 +50,7 @@ class DeriveConfig(_Model):
     """Metrics made of all spans."""
 
     enabled: bool = True
-    dimensions: tuple[str, ...] = Field(
+    dimensions: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
         (),
         max_length=16,
         description="Further labels of every metric: attribute keys, read from the span or else from its "

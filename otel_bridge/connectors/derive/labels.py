@@ -127,17 +127,28 @@ class _Label:
             if not batch.resolved_has(slot):
                 continue
             pieces = batch.resolved_texts(slot)
-            if self.numeric:
-                truths = _truths(batch, slot)
-                found = batch.resolved_numbers(slot)
-                if truths is not None:
-                    pieces.append(truths)
-                    found[truths.rows] = np.nan
-                numbers = found if numbers is None else np.where(np.isnan(numbers), found, numbers)
-            if pieces:
-                more = texts.column(pieces, longest)
+            found = batch.resolved_numbers(slot) if self.numeric else None
+            truths = _truths(batch, slot) if self.numeric else None
+            if found is not None and truths is not None:
+                pieces.append(truths)
+                found[truths.rows] = np.nan
+            more = texts.column(pieces, longest) if pieces else None
+            if column is None and numbers is None:
+                column, numbers = more, found
+                continue
+            # The first source that has a value wins, be it a text or a number.
+            has = _has(column, numbers, len(batch))
+            if more is not None:
+                more.lens[has] = 0
                 column = more if column is None else column.otherwise(more)
+            if found is not None:
+                numbers = found if numbers is None else np.where(has, numbers, found)
         return column, numbers
+
+
+def _has(column: Column | None, numbers: NDArray[np.float64] | None, rows: int) -> NDArray[np.bool_]:
+    has = np.zeros(rows, np.bool_) if column is None else column.lens > 0
+    return has if numbers is None else has | ~np.isnan(numbers)
 
 
 _TRUTHS = b"falsetrue"
