@@ -3,11 +3,10 @@
 #include "common/context.bpf.h"
 #include "common/emit.bpf.h"
 #include "common/sums.bpf.h"
-#include <bpf/bpf_tracing.h>
 
 char LICENSE[] SEC("license") = "Dual MIT/GPL";
 
-const volatile struct block_config config SEC(".rodata.config");
+CONSTANTS(struct block_config, config);
 
 SUMS_OF(struct block_key, struct block_sum)
 
@@ -22,30 +21,11 @@ struct pending {
 	__u8 _pad[7];
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 16384);
-	__type(key, __u64);
-	__type(value, struct pending);
-} requests SEC(".maps");
+MAP(requests, BPF_MAP_TYPE_HASH, 16384, __u64, struct pending);
 
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 256);
-	__type(key, struct device_key);
-	__type(value, struct block_device_totals);
-} devices SEC(".maps");
+MAP(devices, BPF_MAP_TYPE_HASH, 256, struct device_key, struct block_device_totals);
 
 enum { OPERATION_MASK = 0xff }; /* REQ_OP_MASK; reads are 0, writes 1 */
-
-static __always_inline struct gendisk *disk_of(struct request *request)
-{
-	struct request___before_5_17 *old = (void *)request;
-
-	if (bpf_core_field_exists(old->rq_disk))
-		return BPF_CORE_READ(old, rq_disk);
-	return BPF_CORE_READ(request, q, disk);
-}
 
 static __always_inline struct block_device_totals *totals_of(const struct device_key *key)
 {
@@ -74,7 +54,7 @@ static __always_inline void queued(struct request *request)
 	struct pending *missed;
 	struct device_key device;
 	__u64 key = (__u64)request;
-	__u32 operation = request->cmd_flags & OPERATION_MASK;
+	__u32 operation = FIELD(request, cmd_flags) & OPERATION_MASK;
 
 	if (!disk)
 		return;
@@ -85,7 +65,7 @@ static __always_inline void queued(struct request *request)
 	current_origin(&pending.origin);
 	pending.major = device.major = BPF_CORE_READ(disk, major);
 	pending.minor = device.minor = BPF_CORE_READ(disk, first_minor);
-	pending.bytes = request->__data_len;
+	pending.bytes = FIELD(request, __data_len);
 	pending.operation = operation < BLOCK_OTHER ? operation : BLOCK_OTHER;
 	totals = totals_of(&device);
 	if (totals) {
@@ -175,7 +155,7 @@ static __always_inline void done(struct request *request, __s32 error)
 	add_to_device(&pending, error != 0, now);
 	if (pending.origin.match != MATCH_NONE)
 		add_to_span(&pending, error != 0, now);
-	if (error || now - pending.queued_ns >= config.latency_threshold_ns)
+	if (error || now - pending.queued_ns >= CONSTANT(config, latency_threshold_ns))
 		slow_io(&pending, error, now);
 }
 
@@ -206,7 +186,7 @@ int BPF_PROG(block_rq_complete, struct request *request, int error, unsigned int
 {
 	__u8 status = error;
 
-	if (status || bytes >= request->__data_len)
+	if (status || bytes >= FIELD(request, __data_len))
 		done(request, status);
 	return 0;
 }

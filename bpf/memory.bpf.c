@@ -3,31 +3,20 @@
 #include "common/context.bpf.h"
 #include "common/emit.bpf.h"
 #include "common/sums.bpf.h"
-#include <bpf/bpf_tracing.h>
 
 char LICENSE[] SEC("license") = "Dual MIT/GPL";
 
-const volatile struct memory_config config SEC(".rodata.config");
+CONSTANTS(struct memory_config, config);
 
 SUMS_OF(struct span_key, struct memory_sum)
 
 enum { SIGNAL_KILL = 9 };
 
 /* When the reclaim began that a thread is in. */
-struct {
-	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, int);
-	__type(value, __u64);
-} reclaims SEC(".maps");
+STORAGE(reclaims, BPF_MAP_TYPE_TASK_STORAGE, __u64);
 
 /* Processes that the OOM killer chose and that have not been told yet. */
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 256);
-	__type(key, __u32);
-	__type(value, __u8);
-} victims SEC(".maps");
+MAP(victims, BPF_MAP_TYPE_LRU_HASH, 256, __u32, __u8);
 
 static __always_inline struct memory_event *memory_event(enum event_kind kind, const struct origin *origin,
 							 __u64 now)
@@ -48,7 +37,7 @@ static __always_inline void reclaim_began(void)
 	struct task_struct *task = bpf_get_current_task_btf();
 	__u64 *began;
 
-	if (!may_have_spans(layout_of(task->tgid)))
+	if (!may_have_spans(layout_of(FIELD(task, tgid))))
 		return;
 	began = bpf_task_storage_get(&reclaims, task, NULL, BPF_LOCAL_STORAGE_GET_F_CREATE);
 	if (began)
@@ -94,7 +83,7 @@ static __always_inline void reclaim_ended(__u64 pages, bool memcg)
 	*storage = 0;
 	if (current_origin(&origin))
 		add_to_span(&origin, began, pages, now);
-	if (now - began < config.reclaim_threshold_ns)
+	if (now - began < CONSTANT(config, reclaim_threshold_ns))
 		return;
 	record = memory_event(EVENT_RECLAIM, &origin, now);
 	if (!record)
@@ -148,21 +137,16 @@ int BPF_PROG(mm_vmscan_memcg_reclaim_end, unsigned long pages)
 	return 0;
 }
 
-/* One event for the process; those for the spans it was at follow when its threads get the signal. The
- * argument is the task since 6.8 (72ba14deb40a), its pid before.
- */
+/* One event for the process; those for the spans it was at follow when its threads get the signal. */
 SEC("tp_btf/mark_victim")
-int mark_victim(__u64 *ctx)
+int BPF_PROG(mark_victim, unsigned long victim)
 {
-	struct trace_event_raw_mark_victim *format = NULL;
+	struct task_struct *task = (void *)victim;
 
-	if (bpf_core_field_exists(format->uid)) {
-		struct task_struct *victim = (void *)ctx[0];
-
-		killed(victim->tgid, victim);
-	} else {
-		killed(ctx[0], NULL);
-	}
+	if (victim_is_task())
+		killed(FIELD(task, tgid), task);
+	else
+		killed(victim, NULL);
 	return 0;
 }
 

@@ -2,7 +2,6 @@
 #include "process.h"
 #include "common/context.bpf.h"
 #include "common/emit.bpf.h"
-#include <bpf/bpf_tracing.h>
 
 char LICENSE[] SEC("license") = "Dual MIT/GPL";
 
@@ -20,7 +19,7 @@ static __always_inline void name_itself(struct process_event *record, struct tas
 
 static __always_inline void announce(enum event_kind kind, struct task_struct *task, __u32 parent, bool followed)
 {
-	struct origin origin = {.tgid = task->tgid, .tid = task->pid};
+	struct origin origin = {.tgid = FIELD(task, tgid), .tid = FIELD(task, pid)};
 	__u64 now = bpf_ktime_get_boot_ns();
 	struct process_event *record = reserve(sizeof(*record), now);
 
@@ -60,17 +59,17 @@ static __always_inline bool inherit(__u32 child, __u32 parent)
 SEC("tp_btf/sched_process_fork")
 int BPF_PROG(sched_process_fork, struct task_struct *parent, struct task_struct *child)
 {
-	__u32 tgid = child->tgid;
+	__u32 tgid = FIELD(child, tgid);
 
-	if (tgid != (__u32)parent->tgid)
-		announce(EVENT_PROCESS_FORK, child, parent->tgid, inherit(tgid, parent->tgid));
+	if (tgid != (__u32)FIELD(parent, tgid))
+		announce(EVENT_PROCESS_FORK, child, FIELD(parent, tgid), inherit(tgid, FIELD(parent, tgid)));
 	return 0;
 }
 
 SEC("tp_btf/sched_process_exec")
 int BPF_PROG(sched_process_exec, struct task_struct *task)
 {
-	__u32 tgid = task->tgid;
+	__u32 tgid = FIELD(task, tgid);
 
 	bpf_map_delete_elem(&processes, &tgid);
 	announce(EVENT_PROCESS_EXEC, task, 0, false);
@@ -80,7 +79,7 @@ int BPF_PROG(sched_process_exec, struct task_struct *task)
 SEC("tp_btf/sched_process_exit")
 int BPF_PROG(sched_process_exit, struct task_struct *task)
 {
-	__u32 tgid = task->tgid;
+	__u32 tgid = FIELD(task, tgid);
 
 	if (BPF_CORE_READ(task, signal, live.counter))
 		return 0;

@@ -3,13 +3,14 @@
 #include "common/context.bpf.h"
 #include "common/emit.bpf.h"
 #include "common/sums.bpf.h"
-#include <bpf/bpf_tracing.h>
 
 char LICENSE[] SEC("license") = "Dual MIT/GPL";
 
-const volatile struct sched_config config SEC(".rodata.config");
+CONSTANTS(struct sched_config, config);
 
 SUMS_OF(struct span_key, struct sched_sum)
+
+enum { STATE_DEAD = 0x80 }; /* TASK_DEAD */
 
 /* A thread that left the CPU while it worked on a span. */
 struct wait {
@@ -19,27 +20,22 @@ struct wait {
 	__u64 user_stack[STACK_DEPTH];
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, int);
-	__type(value, struct wait);
-} waits SEC(".maps");
-
-static __always_inline unsigned int task_state(struct task_struct *task)
-{
-	if (bpf_core_field_exists(task->__state))
-		return task->__state;
-	return BPF_CORE_READ((struct task_struct___before_5_14 *)task, state);
-}
+STORAGE(waits, BPF_MAP_TYPE_TASK_STORAGE, struct wait);
 
 static __always_inline void leave(void *ctx, struct task_struct *task, bool preempted, __u64 now)
 {
-	const struct thread_layout *layout = layout_of(task->tgid);
+	const struct thread_layout *layout = layout_of(FIELD(task, tgid));
 	struct origin origin;
 	struct wait *wait;
 
-	if (!may_have_spans(layout) || !span_of_task(layout, task, &origin))
+	if (!may_have_spans(layout))
+		return;
+	/* It never comes back; the next thread of its number shall not find its wait. */
+	if (!STORAGE_GOES_WITH_OWNER && task_state(task) & STATE_DEAD) {
+		bpf_task_storage_delete(&waits, task);
+		return;
+	}
+	if (!span_of_task(layout, task, &origin))
 		return;
 	wait = bpf_task_storage_get(&waits, task, NULL, BPF_LOCAL_STORAGE_GET_F_CREATE);
 	if (!wait) {
@@ -50,12 +46,16 @@ static __always_inline void leave(void *ctx, struct task_struct *task, bool pree
 	wait->runnable_ns = preempted || task_state(task) == 0 ? now : 0;
 	wait->off_ns = now;
 	wait->user_stack[0] = 0;
-	if (config.stacks) {
+	if (CONSTANT(config, stacks)) {
 		long size = bpf_get_stack(ctx, wait->user_stack, sizeof(wait->user_stack), BPF_F_USER_STACK);
 
+		__u64 frames = size < 0 ? STACK_DEPTH : size / sizeof(wait->user_stack[0]);
+
+		/* The bound shall be checked where the verifier sees it, not where the compiler knows it. */
+		asm volatile("" : "+r"(frames));
 		/* Shorter stacks leave the frames of an earlier wait behind them. */
-		if (size >= 0 && size < (long)sizeof(wait->user_stack))
-			wait->user_stack[(size >> 3) & (STACK_DEPTH - 1)] = 0;
+		if (frames < STACK_DEPTH)
+			wait->user_stack[frames] = 0;
 	}
 }
 
@@ -112,7 +112,8 @@ static __always_inline void arrive(struct task_struct *task, __u64 now)
 	run_queue = wait->runnable_ns ? now - wait->runnable_ns : 0;
 	off_cpu = now - wait->off_ns - run_queue;
 	add_to_span(wait, run_queue, off_cpu, now);
-	if (run_queue >= config.run_queue_threshold_ns || off_cpu >= config.off_cpu_threshold_ns)
+	if (run_queue >= CONSTANT(config, run_queue_threshold_ns) ||
+	    off_cpu >= CONSTANT(config, off_cpu_threshold_ns))
 		long_wait(wait, run_queue, off_cpu, now);
 	wait->off_ns = 0;
 }
@@ -123,9 +124,9 @@ int BPF_PROG(sched_switch, bool preempted, struct task_struct *previous, struct 
 {
 	__u64 now = bpf_ktime_get_boot_ns();
 
-	if (previous->pid)
+	if (FIELD(previous, pid))
 		leave(ctx, previous, preempted, now);
-	if (next->pid)
+	if (FIELD(next, pid))
 		arrive(next, now);
 	return 0;
 }

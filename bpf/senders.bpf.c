@@ -1,6 +1,5 @@
 /* Notes on each connection whose bytes it carries, for what happens to them later, outside the sender's thread. */
 #include "common/senders.bpf.h"
-#include <bpf/bpf_tracing.h>
 
 char LICENSE[] SEC("license") = "Dual MIT/GPL";
 

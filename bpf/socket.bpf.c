@@ -1,6 +1,5 @@
 /* Stamps sockets with the span that they are used for. The base of the other probes. */
 #include "common/socket.bpf.h"
-#include <bpf/bpf_tracing.h>
 
 char LICENSE[] SEC("license") = "Dual MIT/GPL";
 

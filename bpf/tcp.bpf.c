@@ -4,19 +4,18 @@
 #include "common/senders.bpf.h"
 #include "common/socket.bpf.h"
 #include <bpf/bpf_endian.h>
-#include <bpf/bpf_tracing.h>
 
 char LICENSE[] SEC("license") = "Dual MIT/GPL";
 
-const volatile struct tcp_config config SEC(".rodata.config");
+CONSTANTS(struct tcp_config, config);
 
 enum {
 	ADDRESS_FAMILY_INET = 2,
 	ADDRESS_FAMILY_INET6 = 10,
-	PROTOCOL_TCP = 6,
 	STATE_ESTABLISHED = 1,
 	STATE_SYN_SENT = 2,
 	STATE_CLOSE = 7,
+	STATE_LISTEN = 10,
 };
 
 static __always_inline void map_ipv4(__u8 *to, __be32 address)
@@ -31,20 +30,20 @@ static __always_inline void describe_socket(struct tcp_event *record, struct soc
 	struct sock_common *common = &sk->__sk_common;
 	struct tcp_sock *tcp = bpf_skc_to_tcp_sock(sk);
 
-	if (common->skc_family == ADDRESS_FAMILY_INET) {
-		map_ipv4(record->local_address, common->skc_rcv_saddr);
-		map_ipv4(record->remote_address, common->skc_daddr);
+	if (FIELD(common, skc_family) == ADDRESS_FAMILY_INET) {
+		map_ipv4(record->local_address, FIELD(common, skc_rcv_saddr));
+		map_ipv4(record->remote_address, FIELD(common, skc_daddr));
 	} else {
 		BPF_CORE_READ_INTO(&record->local_address, common, skc_v6_rcv_saddr.in6_u.u6_addr8);
 		BPF_CORE_READ_INTO(&record->remote_address, common, skc_v6_daddr.in6_u.u6_addr8);
 	}
-	record->local_port = common->skc_num;
-	record->remote_port = bpf_ntohs(common->skc_dport);
-	record->state = common->skc_state;
+	record->local_port = FIELD(common, skc_num);
+	record->remote_port = bpf_ntohs(FIELD(common, skc_dport));
+	record->state = FIELD(common, skc_state);
 	__builtin_memset(record->_pad, 0, sizeof(record->_pad));
 	record->bytes = 0;
-	record->smoothed_rtt_us = tcp ? tcp->srtt_us >> 3 : 0;
-	record->retransmits = tcp ? tcp->total_retrans : 0;
+	record->smoothed_rtt_us = tcp ? FIELD(tcp, srtt_us) >> 3 : 0;
+	record->retransmits = tcp ? FIELD(tcp, total_retrans) : 0;
 	record->segments = 0;
 }
 
@@ -79,12 +78,12 @@ static __always_inline void sent_again(struct sock *sk, struct sk_buff *skb)
 	struct tcp_event *record;
 	struct origin origin;
 
-	if (!skb->len || !segment_origin(sk, sequence, &origin))
+	if (!FIELD(skb, len) || !segment_origin(sk, sequence, &origin))
 		socket_origin(sk, &origin);
 	record = socket_event(EVENT_TCP_RETRANSMIT, sk, &origin, bpf_ktime_get_boot_ns());
 	if (!record)
 		return;
-	record->bytes = skb->len;
+	record->bytes = FIELD(skb, len);
 	record->segments = BPF_CORE_READ(control, tcp_gso_segs);
 	bpf_ringbuf_submit(record, 0);
 }
@@ -116,7 +115,7 @@ static __always_inline void connect_ended(struct sock *sk, int state)
 		return;
 	took = now - stamp->connect_ns;
 	stamp->connect_ns = 0;
-	if (state == STATE_ESTABLISHED && took < config.connect_threshold_ns)
+	if (state == STATE_ESTABLISHED && took < CONSTANT(config, connect_threshold_ns))
 		return;
 	read_stamp(stamp, &origin);
 	record = socket_event(EVENT_TCP_CONNECT, sk, &origin, now);
@@ -124,7 +123,7 @@ static __always_inline void connect_ended(struct sock *sk, int state)
 		return;
 	record->state = state;
 	record->event.duration_ns = took;
-	record->event.error = state == STATE_ESTABLISHED ? 0 : -sk->sk_err;
+	record->event.error = state == STATE_ESTABLISHED ? 0 : -FIELD(sk, sk_err);
 	bpf_ringbuf_submit(record, 0);
 }
 
@@ -154,8 +153,13 @@ int BPF_PROG(tcp_receive_reset, struct sock *sk)
 SEC("tp_btf/inet_sock_set_state")
 int BPF_PROG(inet_sock_set_state, struct sock *sk, int from, int to)
 {
-	if (sk->sk_protocol != PROTOCOL_TCP)
+	if (FIELD(sk, sk_protocol) != PROTOCOL_TCP)
 		return 0;
+	/* It is new, at an address that may have been another socket's. */
+	if (!STORAGE_GOES_WITH_OWNER && (from == STATE_CLOSE || from == STATE_LISTEN)) {
+		bpf_sk_storage_delete(&sockets, sk);
+		bpf_sk_storage_delete(&senders, sk);
+	}
 	if (from == STATE_CLOSE && to == STATE_SYN_SENT)
 		connect_began(sk);
 	else if (from == STATE_SYN_SENT)

@@ -3,12 +3,9 @@
  * On a non-blocking connection the function returns many times with "want read" before it is done; that is
  * told from a failure by what the program learns itself from SSL_get_error().
  */
-#include <linux/ptrace.h>
-
 #include "tls.h"
 #include "common/context.bpf.h"
 #include "common/emit.bpf.h"
-#include <bpf/bpf_tracing.h>
 
 char LICENSE[] SEC("license") = "Dual MIT/GPL";
 
@@ -35,12 +32,7 @@ struct connection {
 	__u8 _pad[6];
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 16384);
-	__type(key, struct connection_key);
-	__type(value, struct connection);
-} connections SEC(".maps");
+MAP(connections, BPF_MAP_TYPE_LRU_HASH, 16384, struct connection_key, struct connection);
 
 struct call {
 	__u64 ssl;
@@ -48,12 +40,8 @@ struct call {
 };
 
 /* By thread: the handshake call it is in, and the SSL_get_error() call. */
-struct thread_calls {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 16384);
-	__type(key, __u64);
-	__type(value, struct call);
-} handshake_calls SEC(".maps"), error_calls SEC(".maps");
+MAP(handshake_calls, BPF_MAP_TYPE_LRU_HASH, 16384, __u64, struct call);
+MAP(error_calls, BPF_MAP_TYPE_LRU_HASH, 16384, __u64, struct call);
 
 static __always_inline struct connection_key key_of(__u64 ssl)
 {
@@ -294,7 +282,7 @@ int BPF_KPROBE(SSL_free, __u64 ssl)
 SEC("tp_btf/sched_process_exit")
 int BPF_PROG(sched_process_exit, struct task_struct *task)
 {
-	__u64 thread = (__u64)task->tgid << 32 | (__u32)task->pid;
+	__u64 thread = (__u64)FIELD(task, tgid) << 32 | (__u32)FIELD(task, pid);
 
 	bpf_map_delete_elem(&handshake_calls, &thread);
 	bpf_map_delete_elem(&error_calls, &thread);

@@ -12,12 +12,7 @@ struct read_call {
 };
 
 /* By thread: the call it is in. */
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 16384);
-	__type(key, __u64);
-	__type(value, struct read_call);
-} read_calls SEC(".maps");
+MAP(read_calls, BPF_MAP_TYPE_LRU_HASH, 16384, __u64, struct read_call);
 
 /* False when the process publishes its spans itself; else it is known from now on that it uses libssl. */
 static __always_inline bool is_silent(__u64 thread)

@@ -1,28 +1,15 @@
 /* Functions of programs, by configuration: their arguments, how long they took, and who asked for it. */
-#include <linux/ptrace.h>
-
 #include "user.h"
 #include "common/context.bpf.h"
 #include "common/emit.bpf.h"
-#include <bpf/bpf_tracing.h>
+#ifndef OTEL_BRIDGE_BCC
 #include <bpf/usdt.bpf.h>
+#endif
 
 char LICENSE[] SEC("license") = "Dual MIT/GPL";
 
 /* By the number that each attachment carries as its cookie. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 256);
-	__type(key, __u32);
-	__type(value, struct user_probe);
-} user_probes SEC(".maps");
-
-/* libbpf 1.1 has no name for it. */
-#if defined(__TARGET_ARCH_x86)
-#define SIXTH_ARGUMENT(registers) ((registers)->r9)
-#else
-#define SIXTH_ARGUMENT(registers) (((struct user_pt_regs *)(registers))->regs[5])
-#endif
+MAP(user_probes, BPF_MAP_TYPE_ARRAY, 256, __u32, struct user_probe);
 
 struct call_key {
 	__u64 thread;
@@ -37,12 +24,7 @@ struct call {
 	__u64 fields[USER_FIELDS];
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 16384);
-	__type(key, struct call_key);
-	__type(value, struct call);
-} calls SEC(".maps");
+MAP(calls, BPF_MAP_TYPE_LRU_HASH, 16384, struct call_key, struct call);
 
 struct hand_over_key {
 	__u32 tgid;
@@ -50,12 +32,7 @@ struct hand_over_key {
 	__u64 number;
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 16384);
-	__type(key, struct hand_over_key);
-	__type(value, struct origin);
-} hand_overs SEC(".maps");
+MAP(hand_overs, BPF_MAP_TYPE_LRU_HASH, 16384, struct hand_over_key, struct origin);
 
 static __always_inline struct user_probe *configured(__u64 cookie)
 {
@@ -169,7 +146,7 @@ static __always_inline void called(const struct user_probe *probe, __u64 number,
 }
 
 SEC("uprobe")
-int user_call(struct pt_regs *ctx)
+int BPF_KPROBE(user_call)
 {
 	__u64 number = bpf_get_attach_cookie(ctx), fields[USER_FIELDS] = {};
 	struct user_probe *probe = configured(number);
@@ -182,7 +159,7 @@ int user_call(struct pt_regs *ctx)
 }
 
 SEC("uprobe")
-int user_begin(struct pt_regs *ctx)
+int BPF_KPROBE(user_begin)
 {
 	__u64 number = bpf_get_attach_cookie(ctx);
 	struct call_key key = {.thread = bpf_get_current_pid_tgid(), .probe = number};
@@ -209,7 +186,7 @@ int user_begin(struct pt_regs *ctx)
 }
 
 SEC("uretprobe")
-int user_return(struct pt_regs *ctx)
+int BPF_KPROBE(user_return)
 {
 	__u64 number = bpf_get_attach_cookie(ctx), now = bpf_ktime_get_boot_ns();
 	struct call_key key = {.thread = bpf_get_current_pid_tgid(), .probe = number};
@@ -232,6 +209,8 @@ int user_return(struct pt_regs *ctx)
 	return 0;
 }
 
+/* Where a static tracepoint's arguments are is told by libbpf alone. */
+#ifndef OTEL_BRIDGE_BCC
 SEC("usdt")
 int user_usdt(struct pt_regs *ctx)
 {
@@ -251,4 +230,4 @@ int user_usdt(struct pt_regs *ctx)
 	called(probe, number, fields);
 	return 0;
 }
-
+#endif

@@ -4,9 +4,7 @@
 #ifndef OTEL_BRIDGE_CONTEXT_BPF_H
 #define OTEL_BRIDGE_CONTEXT_BPF_H
 
-#include "kernel.h"
-#include <bpf/bpf_core_read.h>
-#include <bpf/bpf_helpers.h>
+#include "backend.bpf.h"
 
 #include "context.h"
 #include "counters.bpf.h"
@@ -17,39 +15,15 @@ enum { GLIBC_DTV_STRIDE = 16 };
 /* Process (tgid) → where its threads keep their record. Written by user space and by the process probe;
  * shared by all objects. A process that is not here costs one look-up.
  */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 16384);
-	__type(key, __u32);
-	__type(value, struct thread_layout);
-} processes SEC(".maps");
+MAP(processes, BPF_MAP_TYPE_HASH, 16384, __u32, struct thread_layout);
 
 /* Thread (pid_tgid) → the request it is at; shared by all objects. */
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 16384);
-	__type(key, __u64);
-	__type(value, struct thread_request);
-} thread_requests SEC(".maps");
+MAP(thread_requests, BPF_MAP_TYPE_LRU_HASH, 16384, __u64, struct thread_request);
 
 /* OBI's own table takes the place of this one where it is configured. */
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 1);
-	__type(key, __u64);
-	__type(value, struct shared_context);
-} shared_contexts SEC(".maps");
+MAP(shared_contexts, BPF_MAP_TYPE_LRU_HASH, 1, __u64, struct shared_context);
 
-const volatile struct context_sources sources SEC(".rodata.sources");
-
-static __always_inline unsigned long thread_pointer(struct task_struct *task)
-{
-#if defined(__TARGET_ARCH_arm64)
-	return BPF_CORE_READ(task, thread.tp_value);
-#else
-	return task->thread.fsbase;
-#endif
-}
+CONSTANTS(struct context_sources, sources);
 
 /* The address of the thread's TLS variable, or 0 when the thread has none yet. */
 static __always_inline unsigned long tls_variable(const struct thread_layout *layout, unsigned long pointer)
@@ -118,7 +92,7 @@ static __always_inline bool span_of_record(const struct thread_layout *layout, s
 
 static __always_inline __u64 thread_of(const struct task_struct *task)
 {
-	return (__u64)task->tgid << 32 | (__u32)task->pid;
+	return (__u64)FIELD(task, tgid) << 32 | (__u32)FIELD(task, pid);
 }
 
 /* The span whose `traceparent` the thread has read. Another thread may end the request meanwhile: it takes the
@@ -172,7 +146,7 @@ static __always_inline bool publishes(const struct thread_layout *layout)
 /* Whether there may be spans at all: cheap, to be asked first. */
 static __always_inline bool may_have_spans(const struct thread_layout *layout)
 {
-	return layout || sources.shared_table;
+	return layout || CONSTANT(sources, shared_table);
 }
 
 /* Fills `origin` with a thread and the span it works on; true when there is one.
@@ -183,20 +157,20 @@ static __always_inline bool may_have_spans(const struct thread_layout *layout)
 static __always_inline bool span_of_task(const struct thread_layout *layout, struct task_struct *task,
 					 struct origin *origin)
 {
-	*origin = (struct origin){.tgid = task->tgid, .tid = task->pid};
+	*origin = (struct origin){.tgid = FIELD(task, tgid), .tid = FIELD(task, pid)};
 	if (publishes(layout))
 		return span_of_record(layout, task, origin);
 	if (layout && (layout->silent & SILENT_REQUESTS) &&
 	    span_of_request(thread_of(task), origin))
 		return true;
-	return sources.shared_table && span_of_shared_context(thread_of(task), origin);
+	return CONSTANT(sources, shared_table) && span_of_shared_context(thread_of(task), origin);
 }
 
 static __always_inline bool current_origin(struct origin *origin)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
 
-	return span_of_task(layout_of(task->tgid), task, origin);
+	return span_of_task(layout_of(FIELD(task, tgid)), task, origin);
 }
 
 #endif

@@ -1,17 +1,11 @@
 #ifndef OTEL_BRIDGE_COUNTERS_BPF_H
 #define OTEL_BRIDGE_COUNTERS_BPF_H
 
-#include "kernel.h"
-#include <bpf/bpf_helpers.h>
+#include "backend.bpf.h"
 
 #include "counters.h"
 
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, COUNTER_MAX);
-	__type(key, __u32);
-	__type(value, __u64);
-} counters SEC(".maps");
+MAP(counters, BPF_MAP_TYPE_PERCPU_ARRAY, COUNTER_MAX, __u32, __u64);
 
 /* Atomic, although the slot is this CPU's own: an interrupt may count in the middle of an increment. */
 static __always_inline void count(enum counter which)

@@ -6,31 +6,22 @@
 #ifndef OTEL_BRIDGE_EMIT_BPF_H
 #define OTEL_BRIDGE_EMIT_BPF_H
 
-#include "kernel.h"
-#include <bpf/bpf_helpers.h>
+#include "backend.bpf.h"
 
 #include "context.h"
 #include "counters.bpf.h"
 #include "event.h"
 
-struct {
-	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, 256 * 1024); /* set from configuration */
-} events SEC(".maps");
+RING(events, 256 * 1024); /* set from configuration */
 
-const volatile struct rate_limit rate_limit SEC(".rodata.limit");
+CONSTANTS(struct rate_limit, limit);
 
 struct rate_window {
 	__u64 began_ns;
 	__u64 used;
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct rate_window);
-} rate_windows SEC(".maps");
+MAP(rate_windows, BPF_MAP_TYPE_PERCPU_ARRAY, 1, __u32, struct rate_window);
 
 #define SECOND_NS 1000000000ull
 
@@ -39,7 +30,7 @@ static __always_inline bool over_limit(__u64 now)
 	struct rate_window *window;
 	__u32 zero = 0;
 
-	if (!rate_limit.events_per_second)
+	if (!CONSTANT(limit, events_per_second))
 		return false;
 	window = bpf_map_lookup_elem(&rate_windows, &zero);
 	if (!window)
@@ -48,7 +39,7 @@ static __always_inline bool over_limit(__u64 now)
 		window->began_ns = now;
 		window->used = 0;
 	}
-	return window->used++ >= rate_limit.events_per_second;
+	return window->used++ >= CONSTANT(limit, events_per_second);
 }
 
 /* Room for one record, or NULL; either way it is counted. The caller fills all of it and submits. */

@@ -18,7 +18,9 @@
 
 struct thread_struct {
 	unsigned long fsbase; /* x86-64 */
-	unsigned long tp_value; /* arm64: in `uw` */
+	struct {
+		unsigned long tp_value;
+	} uw; /* arm64 */
 };
 
 struct signal_struct {

@@ -14,12 +14,7 @@
 enum { ORDERLY_REQUESTS = 8 };
 
 /* What a new one begins as; too large for the stack beside what is read. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct http_request);
-} no_http_request SEC(".maps");
+MAP(no_http_request, BPF_MAP_TYPE_ARRAY, 1, __u32, struct http_request);
 
 static __always_inline struct http_request *make_request(__u64 socket)
 {

@@ -17,18 +17,13 @@ struct sender {
 };
 
 struct senders {
-	__u32 sequence; /* odd while somebody writes */
-	__u32 count; /* so far; the last is at (count - 1) % SENDERS */
+	__u64 sequence; /* odd while somebody writes; BCC has no atomic operations on less than 64 bits */
+	__u64 count; /* so far; the last is at (count - 1) % SENDERS */
 	struct sender last[SENDERS];
 };
 
 /* Shared by all objects that look at sockets; goes with the socket. */
-struct {
-	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, int);
-	__type(value, struct senders);
-} senders SEC(".maps");
+STORAGE(senders, BPF_MAP_TYPE_SK_STORAGE, struct senders);
 
 static __always_inline bool before(__u32 one, __u32 other)
 {
@@ -50,7 +45,7 @@ static __always_inline void note_sender(struct senders *all, const struct origin
 					bool open)
 {
 	struct sender *last = &all->last[(all->count - 1) & (SENDERS - 1)];
-	__u32 sequence = *(volatile __u32 *)&all->sequence;
+	__u64 sequence = *(volatile __u64 *)&all->sequence;
 
 	if (all->count && same_span(&last->origin, origin)) {
 		last->to = to;
@@ -70,7 +65,7 @@ static __always_inline void note_sender(struct senders *all, const struct origin
 /* Who sent the byte; all zero when that is not known. */
 static __always_inline void sender_of(const struct senders *all, __u32 byte, struct origin *origin)
 {
-	__u32 sequence = *(volatile __u32 *)&all->sequence, count_ = all->count;
+	__u64 sequence = *(volatile __u64 *)&all->sequence, count_ = all->count;
 	bool newest = true;
 
 	*origin = (struct origin){};
@@ -86,7 +81,7 @@ static __always_inline void sender_of(const struct senders *all, __u32 byte, str
 		newest = false;
 	}
 	asm volatile("" ::: "memory");
-	if (sequence & 1 || sequence != *(volatile __u32 *)&all->sequence) {
+	if (sequence & 1 || sequence != *(volatile __u64 *)&all->sequence) {
 		count(COUNTER_TORN);
 		*origin = (struct origin){};
 	} else if (origin->match == MATCH_THREAD) {
@@ -113,7 +108,7 @@ static __always_inline void sending(struct sock *sk)
 		return;
 	all = senders_for(sk, &origin);
 	if (all)
-		note_sender(all, &origin, tcp->write_seq, 0, true);
+		note_sender(all, &origin, FIELD(tcp, write_seq), 0, true);
 }
 
 /* The running thread has sent; before Linux 6.16 it is told only afterwards. */
@@ -127,7 +122,7 @@ static __always_inline void sent(struct sock *sk, int length)
 		return;
 	all = senders_for(sk, &origin);
 	if (all)
-		note_sender(all, &origin, tcp->write_seq - length, tcp->write_seq, false);
+		note_sender(all, &origin, FIELD(tcp, write_seq) - length, FIELD(tcp, write_seq), false);
 }
 
 /* The origin of a segment that is sent again; false when nobody is known to have sent on this socket. */

@@ -5,28 +5,19 @@
 #include "context.bpf.h"
 #include "request.h"
 
+enum { PROTOCOL_TCP = 6 };
+
 struct stamp {
-	__u32 sequence; /* odd while somebody writes */
-	__u32 _pad;
+	__u64 sequence; /* odd while somebody writes; BCC has no atomic operations on less than 64 bits */
 	__u64 connect_ns; /* when the connection attempt began; 0: none under way */
 	struct origin origin;
 };
 
 /* Shared by all objects that look at sockets; goes with the socket. */
-struct {
-	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, int);
-	__type(value, struct stamp);
-} sockets SEC(".maps");
+STORAGE(sockets, BPF_MAP_TYPE_SK_STORAGE, struct stamp);
 
 /* Requests that are read, by the cookie of their connection; shared by all objects. */
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 16384);
-	__type(key, __u64);
-	__type(value, struct http_request);
-} http_requests SEC(".maps");
+MAP(http_requests, BPF_MAP_TYPE_LRU_HASH, 16384, __u64, struct http_request);
 
 static __always_inline struct http_request *request_on(__u64 socket)
 {
@@ -41,10 +32,11 @@ static __always_inline struct http_request *request_on(__u64 socket)
 static __always_inline bool use_of_socket(struct sock *sk, struct origin *origin)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
-	const struct thread_layout *layout = layout_of(task->tgid);
+	const struct thread_layout *layout = layout_of(FIELD(task, tgid));
 	const struct http_request *request;
 
-	if (!may_have_spans(layout))
+	/* Where a table by address stands in for storage, new sockets must be told from old ones: TCP's are. */
+	if (!may_have_spans(layout) || (!STORAGE_GOES_WITH_OWNER && FIELD(sk, sk_protocol) != PROTOCOL_TCP))
 		return false;
 	if (layout && layout->silent) {
 		request = request_on(bpf_get_socket_cookie(sk));
@@ -63,7 +55,7 @@ static __always_inline bool use_of_socket(struct sock *sk, struct origin *origin
  */
 static __always_inline void write_stamp(struct stamp *stamp, const struct origin *origin)
 {
-	__u32 sequence = *(volatile __u32 *)&stamp->sequence;
+	__u64 sequence = *(volatile __u64 *)&stamp->sequence;
 
 	if (sequence & 1)
 		return;
@@ -75,14 +67,14 @@ static __always_inline void write_stamp(struct stamp *stamp, const struct origin
 
 static __always_inline void read_stamp(struct stamp *stamp, struct origin *origin)
 {
-	__u32 before, after;
+	__u64 before, after;
 
 	if (!stamp)
 		return;
-	before = *(volatile __u32 *)&stamp->sequence;
+	before = *(volatile __u64 *)&stamp->sequence;
 	*origin = stamp->origin;
 	asm volatile("" ::: "memory");
-	after = *(volatile __u32 *)&stamp->sequence;
+	after = *(volatile __u64 *)&stamp->sequence;
 	if ((before & 1) || before != after) {
 		count(COUNTER_TORN);
 		*origin = (struct origin){};

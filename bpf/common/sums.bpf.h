@@ -15,18 +15,7 @@
 #include "sums.h"
 
 #define SUMS_OF(key_type, value_type)                                                                         \
-	struct sums_table {                                                                                    \
-		__uint(type, BPF_MAP_TYPE_HASH);                                                               \
-		__uint(max_entries, 16384);                                                                    \
-		__type(key, key_type);                                                                         \
-		__type(value, value_type);                                                                     \
-	} sums_a SEC(".maps"), sums_b SEC(".maps");                                                            \
-	struct {                                                                                               \
-		__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);                                                      \
-		__uint(max_entries, 1);                                                                        \
-		__type(key, __u32);                                                                            \
-		__array(values, struct sums_table);                                                            \
-	} sums SEC(".maps") = {.values = {&sums_a}};                                                           \
+	TURNING_MAPS(sums, sums_a, sums_b, 16384, key_type, value_type);                                       \
                                                                                                                \
 	static __always_inline value_type *sum_of(const key_type *key)                                         \
 	{                                                                                                      \
@@ -36,15 +25,15 @@
                                                                                                                \
 		if (!table)                                                                                    \
 			return NULL;                                                                           \
-		value = bpf_map_lookup_elem(table, key);                                                       \
+		value = table_lookup(table, key);                                                              \
 		if (value)                                                                                     \
 			return value;                                                                          \
 		count(COUNTER_PRODUCED);                                                                       \
-		if (bpf_map_update_elem(table, key, &empty, BPF_NOEXIST)) {                                    \
+		if (table_update(table, key, &empty, BPF_NOEXIST)) {                                           \
 			count(COUNTER_DROPPED);                                                                \
 			return NULL;                                                                           \
 		}                                                                                              \
-		return bpf_map_lookup_elem(table, key);                                                        \
+		return table_lookup(table, key);                                                               \
 	}
 
 static __always_inline void raise_to(__u64 *largest, __u64 value)

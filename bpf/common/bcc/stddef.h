@@ -1,0 +1,2 @@
+/* BCC compiles with the kernel's headers alone. */
+#include <linux/stddef.h>
