@@ -74,6 +74,13 @@ KERNEL_SCHED_OFF_CPU_MAX = Attribute("kernel.sched.off_cpu.max", "int", "ns", "T
 KERNEL_SCHED_LONG_WAITS = Attribute(
     "kernel.sched.long_waits", "int", "{wait}", "Waits longer than the configured threshold."
 )
+CODE_STACKTRACE = Attribute(
+    "code.stacktrace",
+    "string",
+    "",
+    "User stack where a long wait began, innermost frame first: function+offset (file). Interpreted code "
+    "shows as its interpreter's frames.",
+)
 KERNEL_BLOCK_COUNT = Attribute("kernel.block.requests", "int", "{request}", "Block I/O requests.")
 KERNEL_BLOCK_TIME = Attribute("kernel.block.time", "int", "ns", "Their latencies, added up.")
 KERNEL_BLOCK_MAX = Attribute("kernel.block.max", "int", "ns", "The longest latency.")

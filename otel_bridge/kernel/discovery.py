@@ -131,21 +131,51 @@ class MappedFile:
         return self.path.rpartition("/")[2].removesuffix(" (deleted)")
 
 
+@dataclass(frozen=True, slots=True)
+class MappedCode:
+    """A piece of a file that a process runs code from.
+
+    Attributes:
+        start: first address.
+        end: the address after the last.
+        offset: bytes into the file.
+        file: which.
+    """
+
+    start: int
+    end: int
+    offset: int
+    file: MappedFile
+
+
 def mapped_files(pid: int, proc: Path = PROC) -> Iterator[MappedFile]:
     """Files whose code the process has mapped, each once; none when it is gone or a kernel thread."""
     seen: set[Identity] = set()
+    for addresses, _, device, inode, path in _code_lines(pid, proc):
+        identity = device, int(inode)
+        if identity not in seen:
+            seen.add(identity)
+            yield MappedFile(identity, path, _reachable(proc / str(pid), addresses, path))
+
+
+def mapped_code(pid: int, proc: Path = PROC) -> Iterator[MappedCode]:
+    """Where the process has which code, in the order of addresses; none when it is gone."""
+    for addresses, offset, device, inode, path in _code_lines(pid, proc):
+        start, _, end = addresses.partition("-")
+        file = MappedFile((device, int(inode)), path, _reachable(proc / str(pid), addresses, path))
+        yield MappedCode(int(start, 16), int(end, 16), int(offset, 16), file)
+
+
+def _code_lines(pid: int, proc: Path) -> Iterator[tuple[str, str, str, str, str]]:
+    """Of the executable mappings of files: addresses, offset, device, inode, path."""
     try:
         lines = (proc / str(pid) / "maps").read_text(errors="surrogateescape").splitlines()
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return
     for line in lines:
         fields = line.split(maxsplit=_MAPS_FIELDS - 1)
-        if len(fields) < _MAPS_FIELDS or fields[1][_EXECUTABLE] != "x" or not fields[5].startswith("/"):
-            continue
-        identity = fields[3], int(fields[4])
-        if identity not in seen:
-            seen.add(identity)
-            yield MappedFile(identity, fields[5], _reachable(proc / str(pid), fields[0], fields[5]))
+        if len(fields) == _MAPS_FIELDS and fields[1][_EXECUTABLE] == "x" and fields[5].startswith("/"):
+            yield fields[0], fields[2], fields[3], fields[4], fields[5]
 
 
 def _reachable(process: Path, addresses: str, path: str) -> str:

@@ -107,11 +107,33 @@ class SymbolTable:
             place = self.names.find(name + b"\0", place + 1)
 
 
+class Segments:
+    """The parts of a file that a loader maps.
+
+    Attributes:
+        loaded: dtype SEGMENT.
+    """
+
+    def __init__(self, every: NDArray[np.void]) -> None:
+        self.loaded: NDArray[np.void] = every[every["type"] == Segment.LOAD]
+
+    def address_of(self, offset: int) -> int | None:
+        """The address, as symbols count them, of what lies at an offset of the file."""
+        for segment in self.loaded:
+            into = offset - int(segment["offset"])
+            if 0 <= into < int(segment["file_size"]):
+                return int(segment["address"]) + into
+        return None
+
+
 class ElfFile:
     """An open file.
 
     Args:
         path: as this process sees it.
+
+    Attributes:
+        segments: stay of use when the file is closed.
 
     Raises:
         OSError: it cannot be opened.
@@ -137,7 +159,7 @@ class ElfFile:
             raise ElfError(f"machine {machine} is not supported, only x86-64 (62) and AArch64 (183)")
         if segment_size != SEGMENT.itemsize or segments > MAX_PROGRAM_HEADERS:
             raise ElfError(f"{segments} program headers of {segment_size} bytes")
-        self._segments = self._array(SEGMENT, segments_at, segments)
+        self.segments = Segments(self._array(SEGMENT, segments_at, segments))
         if sections and section_size != SECTION.itemsize:
             raise ElfError(f"section headers of {section_size} bytes")
         # Without section headers (sstrip) there are no tables to be found by them.
@@ -159,8 +181,11 @@ class ElfFile:
         """Bytes of the file."""
         return os.fstat(self._fd).st_size
 
-    def tables(self) -> Iterator[SymbolTable]:
+    def tables(self, most_bytes: int = _MAX_TABLE) -> Iterator[SymbolTable]:
         """The full table first, where the file was not stripped of it; then the one for the loader.
+
+        Args:
+            most_bytes: of a table's symbols, and of their names; larger ones are passed over.
 
         Raises:
             ElfError: a table lies outside the file.
@@ -170,6 +195,8 @@ class ElfFile:
                 if section["entry_size"] != SYMBOL.itemsize or section["link"] >= len(self._sections):
                     raise ElfError("a symbol table of another layout")
                 names = self._sections[section["link"]]
+                if max(int(section["size"]), int(names["size"])) > most_bytes:
+                    continue
                 count = int(section["size"]) // SYMBOL.itemsize
                 yield SymbolTable(
                     self._array(SYMBOL, int(section["offset"]), count),
@@ -182,22 +209,16 @@ class ElfFile:
 
     def contains(self, text: bytes) -> bool:
         """Whether the constants of the program hold some bytes."""
-        readable = (self._segments["type"] == Segment.LOAD) & (self._segments["flags"] & _WRITABLE == 0)
-        for segment in self._segments[readable]:
-            start, size = int(segment["offset"]), int(segment["file_size"])
-            for place in range(start, start + size, _PIECE):
+        for segment in self.segments.loaded:
+            if segment["flags"] & _WRITABLE:
+                continue
+            start = int(segment["offset"])
+            end = min(start + int(segment["file_size"]), self.size)
+            for place in range(start, end, _PIECE):
                 # Each piece overlaps the next by the length of what is looked for.
-                if text in os.pread(self._fd, min(_PIECE + len(text), start + size - place), place):
+                if text in os.pread(self._fd, min(_PIECE + len(text), end - place), place):
                     return True
         return False
-
-    def address_of(self, offset: int) -> int | None:
-        """The address, as symbols count them, of what lies at an offset of the file."""
-        for segment in self._segments[self._segments["type"] == Segment.LOAD]:
-            into = offset - int(segment["offset"])
-            if 0 <= into < int(segment["file_size"]):
-                return int(segment["address"]) + into
-        return None
 
     def close(self) -> None:
         """Let go of the file."""

@@ -26,6 +26,7 @@ from otel_bridge.kernel.places import FunctionPlace
 from otel_bridge.kernel.probes import PROBES, is_wanted, process, user
 from otel_bridge.kernel.reader import Intake, Reader, Ticker, Timer
 from otel_bridge.kernel.records import BLOCK_DEVICE, BLOCK_TOTALS, U4, USER_PROBE
+from otel_bridge.kernel.stacks import ADDRESSES, StackNaming, Symbolizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -71,19 +72,26 @@ class ReloadError(BridgeError):
 
 
 class _Split:
-    """Process events go to discovery, which tells of them in its own words; all others go to the bridge."""
+    """All events go to the bridge, but those of processes, which discovery tells of in its own words.
+
+    Those with a user stack go by way of who names its functions.
+    """
 
     def __init__(self, sink: KernelEventSink) -> None:
         self._sink = sink
         self._lock = threading.Lock()
         self.discovery: Discovery | None = None
+        self.stacks: StackNaming | None = None
 
     def take(self, events: KernelEvents) -> None:
         """See `KernelEventSink`."""
-        if events.probe != process.PROBE.name:
+        if events.probe == process.PROBE.name:
+            if self.discovery is not None:
+                self.discovery.announce(events.records)
+        elif self.stacks is not None and ADDRESSES in (events.records.dtype.names or ()):
+            self.stacks.take(events)
+        else:
             self.hand_on(events)
-        elif self.discovery is not None:
-            self.discovery.announce(events.records)
 
     def hand_on(self, events: KernelEvents) -> None:
         """To the bridge, one at a time."""
@@ -113,6 +121,7 @@ class KernelMonitor:
         self._ticker: Ticker | None = None
         self._discovery: Discovery | None = None
         self._mapping_news: MappingNews | None = None
+        self._stacks: StackNaming | None = None
         self._places: dict[str, list[Place]] = {}
         self._statistics_fd = -1
         # Held by whoever uses the loaded objects: they are closed when a probe is swapped.
@@ -209,6 +218,9 @@ class KernelMonitor:
         for loaded in self._loader.loaded.values():
             self._reader.add(loaded)
             self._places[loaded.probe.name] = self._places_of(loaded, self._config)
+        self._stacks = self._split.stacks = StackNaming(
+            self._split.hand_on, self._clock, Symbolizer(self._clock)
+        )
         self._mapping_news = self._open_mapping_news()
         self._discovery = self._split.discovery = Discovery(
             self._clock,
@@ -222,6 +234,7 @@ class KernelMonitor:
         self._align()
         if self._config.drop_privileges:
             self._drop_privileges()
+        self._stacks.start()
         self._reader.start()
         self._ticker.start()
         self._discovery.start()
@@ -284,6 +297,8 @@ class KernelMonitor:
             self._ticker.stop()
         if self._reader is not None:
             self._reader.stop()
+        if self._stacks is not None:
+            self._stacks.stop()
         if self._discovery is not None:
             self._discovery.stop()
         if self._ticker is not None:

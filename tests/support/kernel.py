@@ -87,7 +87,9 @@ class Events:
         found = [records for records in found if len(records)]
         if not found:
             return np.zeros(0, [("tgid", "<u4"), ("span_id", "V8"), ("trace_id", "V16"), ("match", "u1")])
-        records = np.concatenate(found)
+        # The worst waits come with their stack, the others without.
+        fewest = min((records.dtype for records in found), key=lambda dtype: len(dtype.names or ()))
+        records = np.concatenate([_cut_to(fewest, records) for records in found])
         return records if tgid is None else records[records["tgid"] == tgid]
 
     def per_span(self, kind: KernelEventKind, *, match: Match) -> Counter[int]:
@@ -105,6 +107,16 @@ class Events:
             for record in records
         ]
         return records[np.array(keep, bool)] if len(records) else records
+
+
+def _cut_to(dtype: np.dtype[Any], records: NDArray[np.void]) -> NDArray[np.void]:
+    """Records without the fields that others of their kind do not have."""
+    if records.dtype == dtype:
+        return records
+    out = np.zeros(len(records), dtype)
+    for name in dtype.names or ():
+        out[name] = records[name]
+    return out
 
 
 class Monitor(KernelMonitor):

@@ -90,6 +90,7 @@ SHAPES: dict[int, Shape] = {
         {
             "run_queue_ns": catalog.KERNEL_SCHED_RUN_QUEUE_TIME,
             "off_cpu_ns": catalog.KERNEL_SCHED_OFF_CPU_TIME,
+            "stack": catalog.CODE_STACKTRACE,
         },
         (Summary(catalog.KERNEL_SCHED_LONG_WAITS, _COUNT),),
     ),
@@ -170,7 +171,9 @@ _TLS_VERSIONS = {0x0301: "1.0", 0x0302: "1.1", 0x0303: "1.2", 0x0304: "1.3"}
 
 
 def shown(field: str, record: np.void) -> Scalar | None:
-    """A record's field as an attribute value; None when it says nothing."""
+    """A record's field as an attribute value; None when it says nothing, or is not in this record."""
+    if field not in (record.dtype.names or ()):
+        return None
     value = record[field]
     if record["kind"] == Kind.USER:
         return int(value) if np.issubdtype(value.dtype, np.integer) else None
@@ -178,6 +181,8 @@ def shown(field: str, record: np.void) -> Scalar | None:
         return _address(bytes(value))
     if field == "version":
         return _TLS_VERSIONS.get(int(value))
+    if field == "stack":
+        return bytes(value).decode(errors="replace") or None
     if field == "fd":
         return int(value) if value >= 0 else None
     return int(value)

@@ -1,0 +1,210 @@
+"""Addresses become names: of this very process, of files that hold garbage, and never too many."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+
+from otel_bridge.events import COMMON, KernelEvents
+from otel_bridge.kernel.elf_file import ElfFile
+from otel_bridge.kernel.loaded_elf import ElfError
+from otel_bridge.kernel.records import SCHED_WAIT
+from otel_bridge.kernel.stacks import (
+    STACKS_PER_SECOND,
+    TEXT_BYTES,
+    StackNaming,
+    Symbolizer,
+    demangled,
+)
+from otel_bridge.model import KernelEventKind
+from otel_bridge.testing import FakeClock
+from tests.support.kernel import eventually
+from tests.support.processes import needs_command
+
+
+def address_of(name: str) -> int:
+    """Of a function of the C library in this process."""
+    value = ctypes.cast(getattr(ctypes.CDLL(None), name), ctypes.c_void_p).value
+    assert value
+    return value
+
+
+def test_a_function_of_the_c_library_is_named():
+    """The innermost frame is where it is; an outer one is where it returns to."""
+    symbolizer = Symbolizer(FakeClock())
+    place = address_of("getppid")
+    first, second = symbolizer.text(os.getpid(), [place + 4, place + 5]).splitlines()
+    assert first.startswith("getppid+0x4 (libc")
+    assert second.startswith("getppid+0x4 (libc")
+
+
+def test_what_has_no_name_is_said_as_a_place():
+    """Nothing mapped there; a process that is gone."""
+    symbolizer = Symbolizer(FakeClock())
+    assert symbolizer.text(os.getpid(), [0x10]) == "0x10"
+    assert symbolizer.text(2**22 + 1, [address_of("getppid")]).startswith("0x")
+
+
+def test_a_stack_ends_where_the_text_is_full():
+    """Whole frames, the innermost ones."""
+    symbolizer = Symbolizer(FakeClock())
+    text = symbolizer.text(os.getpid(), [address_of("getppid") + 5] * 200)
+    assert len(text.encode()) <= TEXT_BYTES
+    assert {line.partition("+")[0] for line in text.splitlines()[:1]} == {"getppid"}
+    assert all(line.endswith(")") for line in text.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        (b"_ZN14llama_kv_cache6seq_rmEiii", "llama_kv_cache::seq_rm(int, int, int)"),
+        (b"_Znot_mangled", "_Znot_mangled"),
+        (b"clock_nanosleep", "clock_nanosleep"),
+        (b"\xff\xfe", "\ufffd\ufffd"),
+    ],
+)
+def test_names_are_shown_as_written(name, shown):
+    """C++ ones demangled; whatever bytes a file has for a name."""
+    assert demangled(name) == shown
+
+
+@pytest.fixture
+def program(tmp_path):
+    """A program with a function of its own, and the same without symbols."""
+    compiler = needs_command("cc", "gcc")
+    (tmp_path / "p.c").write_text("int inner(void) { return 1; }\nint main(void) { return inner(); }\n")
+    subprocess.run([compiler, "-O0", tmp_path / "p.c", "-o", tmp_path / "program"], check=True)
+    subprocess.run([compiler, "-O0", "-s", tmp_path / "p.c", "-o", tmp_path / "stripped"], check=True)
+    return tmp_path
+
+
+def test_defined_is_not_asked_of_others(program):
+    """An import has the name as well; a stripped file has not."""
+    with ElfFile(str(program / "program")) as elf:
+        assert elf.defines(b"inner")
+        assert not elf.defines(b"__libc_start_main")
+        assert not elf.defines(b"nner")  # the end of a name, unless somebody is called so
+    with ElfFile(str(program / "stripped")) as elf:
+        assert not elf.defines(b"inner")
+
+
+def test_a_text_is_found_in_what_is_constant(program):
+    """Also where two pieces that are read meet."""
+    text = b"SSL for verify callback"
+    with (program / "program").open("rb") as file:
+        assert text not in file.read()
+    with ElfFile(str(program / "program")) as elf:
+        assert not elf.contains(text)
+        assert elf.contains(b"\x7fELF")
+
+
+@pytest.mark.parametrize("cut", [0, 10, 63, 64, 200, 5000])
+def test_a_file_that_ends_too_early_is_refused(program, cut):
+    """As an error, whatever is missing."""
+    whole = (program / "program").read_bytes()
+    (program / "cut").write_bytes(whole[:cut])
+    with pytest.raises(ElfError), ElfFile(str(program / "cut")) as elf:
+        elf.defines(b"inner")
+
+
+def test_garbage_in_every_header_is_an_error_or_nothing(program):
+    """Bytes turned round, one after the other, in the file header and around the section headers."""
+    whole = (program / "program").read_bytes()
+    sections = int.from_bytes(whole[40:48], "little")
+    for place in (*range(4, 64), *range(sections, len(whole), 7)):
+        broken = bytearray(whole)
+        broken[place] ^= 0xFF
+        (program / "broken").write_bytes(broken)
+        try:
+            with ElfFile(str(program / "broken")) as elf:
+                elf.defines(b"inner")
+                elf.contains(b"nothing of the kind")
+        except ElfError:
+            continue
+
+
+def test_a_running_program_s_own_functions_are_named(program):
+    """Through the table that a debugger reads."""
+    source = program / "spin.c"
+    source.write_text(
+        "#include <stdio.h>\nint spin(void) { return getchar(); }\n"
+        'int main(void) { printf("%p\\n", (void *)spin); fflush(stdout); return spin(); }\n'
+    )
+    subprocess.run(["cc", "-O0", source, "-o", program / "spin"], check=True)
+    with subprocess.Popen(
+        [program / "spin"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        place = int(process.stdout.readline(), 16)
+        assert Symbolizer(FakeClock()).text(process.pid, [place + 4]) == "spin+0x4 (spin)"
+        shutil.copy(program / "stripped", program / "other")
+        process.communicate("\n")
+
+
+def waits(*durations, stack=True):
+    """Long waits of this process."""
+    records = np.zeros(len(durations), SCHED_WAIT)
+    records["kind"], records["tgid"], records["duration"] = KernelEventKind.SCHED_WAIT, os.getpid(), durations
+    if stack:
+        records["user_stack"][:, 0] = address_of("getppid")
+    return KernelEvents("sched", records)
+
+
+@pytest.fixture
+def naming():
+    """What names stacks, and what came out of it."""
+    out: list[KernelEvents] = []
+    clock = FakeClock()
+    stage = StackNaming(out.append, clock, Symbolizer(clock))
+    stage.start()
+    yield stage, out, clock
+    stage.stop()
+
+
+def test_the_worst_waits_get_their_stack(naming):
+    """As many as a second allows; the others go on at once, without addresses. None is lost."""
+    stage, out, _ = naming
+    stage.take(waits(*range(STACKS_PER_SECOND + 23)))
+    assert len(out[0]) == 23
+    assert out[0].records["duration"].max() == 22
+    eventually("the others", lambda: len(out) == 2)
+    assert set(out[1].records["duration"].tolist()) == set(range(23, STACKS_PER_SECOND + 23))
+    assert all(stack.startswith(b"getppid+0x0 (libc") for stack in out[1].records["stack"].tolist())
+    for events in out:
+        assert "user_stack" not in (events.records.dtype.names or ())
+        assert events.records.dtype.descr[: len(COMMON.descr)] == COMMON.descr
+
+
+async def test_the_next_second_allows_as_many_again(naming):
+    """And no more for having been quiet before."""
+    stage, out, clock = naming
+    await clock.advance(60)
+    stage.take(waits(*range(STACKS_PER_SECOND)))
+    stage.take(waits(1))
+    await clock.advance(1)
+    stage.take(waits(2))
+    eventually("all", lambda: sum(map(len, out)) == STACKS_PER_SECOND + 2)
+    named = [events for events in out if "stack" in (events.records.dtype.names or ())]
+    assert [len(events) for events in named] == [STACKS_PER_SECOND, 1]
+
+
+def test_a_wait_without_a_stack_goes_on_at_once(naming):
+    """As with kernel.probes.sched.stacks: false."""
+    stage, out, _ = naming
+    stage.take(waits(1, 2, stack=False))
+    assert [len(events) for events in out] == [2]
+
+
+def test_what_waits_to_be_named_is_handed_on_at_the_end():
+    """A bridge that stops loses no event."""
+    out: list[KernelEvents] = []
+    stage = StackNaming(out.append, FakeClock(), Symbolizer(FakeClock()))
+    stage.take(waits(1, 2, 3))
+    stage.start()
+    stage.stop()
+    assert [len(events) for events in out] == [3]
