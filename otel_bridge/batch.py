@@ -220,6 +220,7 @@ class Batch:
         starts: `attributes[starts[s]:starts[s + 1]]` is slot s; after all slots comes the group of the
             repeated occurrences of exact keys, and last the oversized attributes (slot 65535), which
             may stand in other groups too.
+        present: the slots of wanted columns that anybody has.
         resources: how many resources are numbered: those with spans or wanted attributes.
         inserts: what is added, in order. To change what others have added, put another list in its place.
         mended: how many strings were not UTF-8 and now are.
@@ -234,6 +235,7 @@ class Batch:
     scopes: NDArray[np.void]
     attributes: NDArray[np.void]
     starts: Sequence[int]
+    present: frozenset[int]
     resources: int
     mended: int = 0
     inserts: list[Insert] = field(default_factory=list)

@@ -77,7 +77,9 @@ class FakeCodec:
         ]
         spans = np.zeros(len(sizes), SPAN)
         spans["len"] = sizes
-        return Batch(data, plan, self, spans, np.zeros(0, SCOPE), np.zeros(0, ATTRIBUTE), [0, 0], 0)
+        return Batch(
+            data, plan, self, spans, np.zeros(0, SCOPE), np.zeros(0, ATTRIBUTE), [0, 0], frozenset(), 0
+        )
 
     def splice(self, batch: Batch) -> bytes:
         request = ExportTraceServiceRequest.FromString(batch.data)

@@ -75,6 +75,7 @@ type Columns<'py> = (
     Bound<'py, PyBytes>,
     Bound<'py, PyBytes>,
     Vec<u32>,
+    Vec<usize>,
     u32,
     usize,
 );
@@ -82,8 +83,8 @@ type Columns<'py> = (
 /// Reads a request; other threads run meanwhile when it is large.
 ///
 /// Returns the request (`data` itself unless strings had to be mended), SPAN records, SCOPE records,
-/// ATTRIBUTE records grouped as in `Batch.attributes`, where each group begins and ends, how many resources
-/// are numbered, and how many strings were mended. Raises MalformedRequestError, whose text says where.
+/// ATTRIBUTE records grouped as in `Batch.attributes`, where each group begins and ends, which slots have
+/// any, how many resources are numbered, and how many strings were mended. Raises MalformedRequestError, whose text says where.
 #[pyfunction]
 fn scan<'py>(py: Python<'py>, data: Bound<'py, PyBytes>, plan: &Plan) -> PyResult<Columns<'py>> {
     let mut data = data;
@@ -97,7 +98,7 @@ fn scan<'py>(py: Python<'py>, data: Bound<'py, PyBytes>, plan: &Plan) -> PyResul
         let rewrite = Rewrite::joining(data.as_bytes(), &scanned.parted).map_err(malformed)?;
         (data, scanned) = read_again(py, &data, &scanned, &rewrite, plan)?;
     }
-    let (attributes, starts) = grouped(py, &scanned.attributes, plan.0.slots)?;
+    let (attributes, starts, present) = grouped(py, &scanned.attributes, plan.0.slots)?;
     let scopes: Vec<u8> = scanned
         .scopes
         .iter()
@@ -109,6 +110,7 @@ fn scan<'py>(py: Python<'py>, data: Bound<'py, PyBytes>, plan: &Plan) -> PyResul
         PyBytes::new(py, &scopes),
         attributes,
         starts,
+        present,
         scanned.resources,
         mended,
     );
@@ -147,12 +149,12 @@ fn malformed(fault: Box<Fault>) -> PyErr {
     MalformedRequestError::new_err(format!("not an ExportTraceServiceRequest: {fault}"))
 }
 
-/// The records in the order of `Batch.attributes`, and where each group begins.
+/// The records in the order of `Batch.attributes`, where each group begins, and which slots have any.
 fn grouped<'py>(
     py: Python<'py>,
     attributes: &[Attribute],
     slots: usize,
-) -> PyResult<(Bound<'py, PyBytes>, Vec<u32>)> {
+) -> PyResult<(Bound<'py, PyBytes>, Vec<u32>, Vec<usize>)> {
     let group = |attribute: &Attribute| match attribute.group {
         Group::Slot => usize::from(attribute.slot),
         Group::Duplicate => slots,
@@ -162,6 +164,7 @@ fn grouped<'py>(
     for attribute in attributes {
         starts[group(attribute) + 1] += 1;
     }
+    let present = (0..slots).filter(|slot| starts[slot + 1] > 0).collect();
     for index in 1..starts.len() {
         starts[index] += starts[index - 1];
     }
@@ -175,7 +178,7 @@ fn grouped<'py>(
         }
         Ok(())
     })?;
-    Ok((bytes, starts))
+    Ok((bytes, starts, present))
 }
 
 type InsertArgs<'py> = (

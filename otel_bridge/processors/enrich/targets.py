@@ -382,6 +382,7 @@ class Search:
     def __init__(self, target: Target, work: Work, *, overwrite: bool) -> None:
         self.target = target
         self.need = np.ones(work.size, np.bool_)
+        self._missing = work.size
         self.resolved: dict[str, int] = {}
         self.values: list[Texts | Numbers] = []
         self._work = work
@@ -389,13 +390,14 @@ class Search:
         if self._present and not overwrite:
             for found in target.reader.records(work.batch, work.batch.column(target.slot)):
                 if not isinstance(found, Bad):
-                    self.need[found.rows] = False
-                    self.values.append(found)
+                    self._found(found)
 
     def ask(self, steps: Iterable[Step], explain: bool, lineage: Lineage | None) -> None:  # noqa: FBT001 (positional in one place)
         """Go through sources until no span needs a value."""
         work = self._work
         for step in steps:
+            if not self._missing:
+                return
             source = step.source
             if source.slots and not work.any(source.slots):
                 continue
@@ -419,17 +421,22 @@ class Search:
         if not all_of(fresh):
             found = found[fresh]
         batch = self._work.batch
-        self.need[found.rows] = False
+        self._found(found)
         if self._present:
             records = batch.column(self.target.slot)
             batch.cut(records[np.isin(records["row"], found.rows)])
         found.write(batch, self.target.key)
-        self.values.append(found)
         if step.name in EVIDENCE:
             self._work.add_evidence(found.rows)
         if explain:
             batch.set_text(self.target.explanation, found.rows, step.name)
         self.resolved[step.name] = self.resolved.get(step.name, 0) + len(found.rows)
+
+    def _found(self, values: Texts | Numbers) -> None:
+        """Of spans that needed one, each once."""
+        self.need[values.rows] = False
+        self._missing -= len(values.rows)
+        self.values.append(values)
 
 
 def reader_of(given: TargetConfig) -> Reader:

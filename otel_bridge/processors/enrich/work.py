@@ -103,9 +103,7 @@ class Work:
         self.conflicts: defaultdict[str, int] = defaultdict(int)
         self.removed: list[NDArray[np.void]] = []
         self._landmarks = landmarks
-        wants = len(batch.plan.wants)
-        starts = np.array(batch.starts[: wants + 1])
-        self.present: set[int] = set(np.flatnonzero(starts[1:] != starts[:-1]).tolist())
+        self.present = batch.present
         self._kinds: dict[frozenset[int], Mask] = {}
         self._matches: dict[int, tuple[Rows, NDArray[np.void]]] = {}
         self._systems: dict[str, Mask] = {}

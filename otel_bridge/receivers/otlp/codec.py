@@ -43,7 +43,7 @@ class NativeCodec:
         """Read a request; see `contracts.Codec`."""
         kept = self._plans.get(id(plan))
         compiled = self._compile(plan) if kept is None else kept[1]
-        data, spans, scopes, attributes, starts, resources, mended = self._wire.scan(data, compiled)
+        data, spans, scopes, attributes, starts, present, resources, mended = self._wire.scan(data, compiled)
         return Batch(
             data,
             plan,
@@ -52,6 +52,7 @@ class NativeCodec:
             np.frombuffer(scopes, SCOPE),
             np.frombuffer(attributes, ATTRIBUTE),
             starts,
+            frozenset(present),
             resources,
             mended,
         )

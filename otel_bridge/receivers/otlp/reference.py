@@ -133,6 +133,7 @@ class ReferenceCodec:
             np.array(columns.scopes, SCOPE),
             attributes,
             starts,
+            frozenset(slot for slot in range(len(plan.wants)) if starts[slot] != starts[slot + 1]),
             columns.resources,
             mended,
             tree=tree,
