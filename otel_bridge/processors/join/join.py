@@ -139,13 +139,37 @@ class Join:
             yield from self._by_process(batch)
 
     def _by_parent(self, batch: Batch) -> Iterator[tuple[int, Place, Match | None]]:
+        """By the caller's span, which may have called several: the one open in the event's process."""
         entries = np.flatnonzero(np.isin(batch.spans["kind"], _ENTRY_KINDS))
         spans = batch.spans[entries]
+        called: dict[bytes, list[int]] = {}
         for row, trace, parent in zip(
             entries.tolist(), spans["trace_id"].tolist(), spans["parent_id"].tolist(), strict=True
         ):
-            for place in self._waiting.by_parent.get(trace + parent, ()):
-                yield row, place, None
+            if trace + parent in self._waiting.by_parent:
+                called.setdefault(trace + parent, []).append(row)
+        if not called:
+            return
+        processes = self._processes_of_resources(batch)
+        of_resource = batch.spans["resource"].tolist()
+        for key, rows in called.items():
+            for place in self._waiting.by_parent[key]:
+                tgid = int(place.record["tgid"])
+                own = [row for row in rows if processes.get(of_resource[row], tgid) == tgid]
+                was_open = [row for row in own if self._within(batch.spans[row], place.record)]
+                # Of several, none: which one it was cannot be told. Of none, any: it is stale for all.
+                if len(was_open) == 1 or (own and not was_open):
+                    yield (was_open or own)[0], place, None
+
+    def _processes_of_resources(self, batch: Batch) -> dict[int, int]:
+        """The process that a resource of the batch is, where that can be told for sure."""
+        if not batch.has(self._pid):
+            return {}
+        return {
+            resource: tgid
+            for tgid, resources in self._resources_by_process(batch).items()
+            for resource in resources
+        }
 
     def _by_process(self, batch: Batch) -> Iterator[tuple[int, Place, Match | None]]:
         """By process only if that span was the process's one entry span open at that time."""

@@ -210,6 +210,39 @@ def of_process(tgid: int):
     return retransmits(0, trace=bytes(16), match=Match.NONE, tgid=tgid)
 
 
+def test_of_several_spans_that_a_caller_called_a_header_match_takes_the_one_that_was_open():
+    """A caller without client spans is the parent of all; two open at once cannot be told apart."""
+    caller = {"parent_span_id": span_id(100)}
+    later = {"start_time_unix_nano": START + 2 * SECOND, "end_time_unix_nano": START + 3 * SECOND}
+    bench = Bench()
+    bench.join.take(retransmits(100, match=Match.HEADER, at=START + 2 * SECOND + SECOND // 2))
+    spans = bench.pass_through(caller, {**caller, **later})
+    assert [len(span.events) for span in spans] == [0, 1]
+
+    again = Bench()
+    again.join.take(retransmits(100, match=Match.HEADER))
+    assert not any(span.events for span in again.pass_through(caller, caller))
+    assert again.outcome("stale") == 0
+
+    stale = Bench()
+    stale.join.take(retransmits(100, match=Match.HEADER, at=START + 9 * SECOND))
+    assert not any(span.events for span in stale.pass_through(caller, {**caller, **later}))
+    assert stale.outcome("stale") == 1
+
+
+def test_a_header_match_is_never_joined_with_the_span_of_another_process():
+    """Two services called at once by one span, both seen by this bridge."""
+    caller = {"parent_span_id": span_id(100)}
+    bench = Bench()
+    bench.join.take(process(4711, 4711))
+    bench.join.take(process(4712, 4712))
+    bench.join.take(retransmits(100, match=Match.HEADER, tgid=4711))
+    (other,) = bench.pass_through(caller, resource={"process.pid": 4712})
+    assert not other.events
+    (own,) = bench.pass_through(caller, resource={"process.pid": 4711})
+    assert attributes_of(own.attributes)["kernel.match"] == "header"
+
+
 def test_by_process_only_when_one_entry_span_was_open():
     """The last resort is used where it is not a coin toss, and says what it is."""
     bench = Bench()
