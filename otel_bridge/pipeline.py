@@ -117,7 +117,7 @@ class Pipeline:
         self._steps = steps
         self._exporter = exporter
         self._clock = clock
-        self._tracer = telemetry.tracer
+        self._telemetry = telemetry
         self._mended = telemetry.counter(catalog.RECEIVER_MENDED_STRINGS)
         self._incoming = telemetry.counter(catalog.PROCESSOR_INCOMING)
         self._outgoing = telemetry.counter(catalog.PROCESSOR_OUTGOING)
@@ -185,7 +185,7 @@ class Pipeline:
             self._observe("scan", before)
             if steps.join is not None and (delay := steps.join.delay(batch)):
                 await self._clock.sleep(delay)
-            with self._tracer.start_as_current_span("otel_bridge.process") as span:
+            with self._telemetry.span("otel_bridge.process") as span:
                 self._process(batch, steps)
                 held = self._hold.take(batch)
                 leaving = batch.leaving

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
@@ -20,8 +21,11 @@ from otel_bridge import __version__
 from otel_bridge.catalog import Kind, Metric
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from prometheus_client.metrics import MetricWrapperBase
 
+_NO_SPAN = nullcontext(trace.INVALID_SPAN)
 LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -58,8 +62,7 @@ class Telemetry:
     def __init__(self, registry: CollectorRegistry | None = None, tracing: Tracing | None = None) -> None:
         self.registry = registry if registry is not None else CollectorRegistry()
         self._provider = tracer_provider(tracing) if tracing is not None else None
-        provider = self._provider if self._provider is not None else trace.NoOpTracerProvider()
-        self.tracer = provider.get_tracer("otel_bridge", __version__)
+        self._tracer = self._provider.get_tracer("otel_bridge", __version__) if self._provider else None
         self._metrics: dict[str, MetricWrapperBase] = {}
 
     def counter(self, metric: Metric) -> Counter:
@@ -73,6 +76,10 @@ class Telemetry:
     def histogram(self, metric: Metric) -> Histogram:
         """The histogram of a catalog entry."""
         return cast("Histogram", self._get(metric, Kind.HISTOGRAM))
+
+    def span(self, name: str) -> AbstractContextManager[trace.Span]:
+        """A span of the bridge itself, current within the block; without tracing it records nothing."""
+        return self._tracer.start_as_current_span(name) if self._tracer is not None else _NO_SPAN
 
     def close(self) -> None:
         """Send the own spans that still wait; blocks for at most some seconds."""

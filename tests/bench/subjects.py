@@ -17,13 +17,19 @@ if TYPE_CHECKING:
 def bridge(directory: Path, transport: str, sink_port: int) -> Bridge:
     """The bridge with its defaults, save what the Collector does not do.
 
-    Content is kept and not searched. Kernel probes are off: loaded by a bench that runs as root, they would
-    weigh on every process of the machine, on the Collector, the load and the sinks too.
+    Content is kept and not searched, contexts are not checked, and no metrics are derived: what that costs is
+    measured against the Collector's own connector, in a part of its own. Kernel probes are off: loaded by a
+    bench that runs as root, they would weigh on every process of the machine, on the Collector, the load and
+    the sinks too.
     """
     name, endpoint = _destination(transport, sink_port)
     config = {
         "kernel": {"mode": "off"},
-        "processors": {"redact": {"content": "keep", "patterns": []}},
+        "processors": {
+            "redact": {"content": "keep", "patterns": []},
+            "consistency": {"enabled": False},
+        },
+        "connectors": {"derive": {"enabled": False}},
         "exporters": {name: {"endpoint": endpoint, "compression": "none"} | _plaintext(transport)},
     }
     return Bridge(directory, config)

@@ -67,6 +67,12 @@ class Redact:
         counter = telemetry.counter(catalog.REDACT_PATTERN_HITS)
         self._hits = {name: counter.labels(name) for name in self._masker.names}
 
+    @property
+    def idle(self) -> bool:
+        """Whether the configuration leaves nothing to do on any batch."""
+        looks = self._content is not None or bool(self._masker) or self._exception_action != "keep"
+        return not looks and self._limit is None
+
     def process(self, batch: Batch) -> None:
         """Note the edits of one batch."""
         changes = Changes(batch)
