@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import defaultdict
 from typing import TYPE_CHECKING, cast
 
@@ -69,6 +70,7 @@ class Push:
         pushes = telemetry.counter(catalog.DERIVE_PUSHES)
         self._sent, self._failed = pushes.labels("sent"), pushes.labels("failed")
         self._exporter: MetricExporter | None = None
+        self._pushing = threading.Lock()
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -81,6 +83,7 @@ class Push:
         """Send what there is within `deadline` seconds."""
         if self._task is None or self._exporter is None:
             return
+        # A push under way goes on in its thread; the last one waits for it.
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         self._task = None
@@ -104,11 +107,12 @@ class Push:
         data = metrics_data(metrics, list(metrics.points(reader, now)), self._clock.time_ns())
         if not data.resource_metrics:
             return
-        try:
-            result = exporter.export(data, timeout_millis=timeout * 1e3)
-        except Exception as error:  # noqa: BLE001 (the SDK documents none; the next push must come all the same)
-            log.warning("derived metrics could not be pushed", error=str(error))
-            result = MetricExportResult.FAILURE
+        with self._pushing:
+            try:
+                result = exporter.export(data, timeout_millis=timeout * 1e3)
+            except Exception as error:  # noqa: BLE001 (none is documented; the next push must come all the same)
+                log.warning("derived metrics could not be pushed", error=str(error))
+                result = MetricExportResult.FAILURE
         (self._sent if result is MetricExportResult.SUCCESS else self._failed).inc()
 
 
