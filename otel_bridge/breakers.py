@@ -1,4 +1,4 @@
-"""Changes of breakers, as the control part tells them to what acts on them: kernel gates, webhooks, samplers."""
+"""Changes of breakers, as control tells them to what acts on them: kernel gates, webhooks, samplers."""
 
 from __future__ import annotations
 

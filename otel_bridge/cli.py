@@ -14,6 +14,7 @@ import yaml
 from rich.console import Console
 
 from otel_bridge import __version__
+from otel_bridge.cli_breaker import breaker
 from otel_bridge.errors import BridgeError, ConfigError
 from otel_bridge.memory import keep_freed_memory
 from otel_bridge.settings import Settings, effective, load
@@ -151,6 +152,9 @@ def print_config(path: Path | None, overrides: tuple[str, ...], *, as_json: bool
         return
     text = effective(_loaded(path, overrides))
     click.echo(json.dumps(yaml.safe_load(text), indent=2) if as_json else text, nl=as_json)
+
+
+main.add_command(breaker)
 
 
 def _loaded(path: Path | None, overrides: tuple[str, ...]) -> Settings:

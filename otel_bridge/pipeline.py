@@ -23,6 +23,8 @@ from otel_bridge.processors.sample.hold import Hold, Place
 from otel_bridge.processors.sample.sample import Sample
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from prometheus_client import Histogram
 
     from otel_bridge.batch import Batch, Plan
@@ -71,8 +73,11 @@ def build_steps(
     clock: Clock,
     *,
     connectors: ConnectorSettings | None = None,
+    tap: Callable[[PlanBuilder], TraceProcessor | None] = lambda _: None,
 ) -> Steps:
     """Compile the processors' and connectors' configuration; without `connectors` there are none.
+
+    `tap` makes a step that reads spans when they are enriched and complete: what the breakers go by.
 
     Redaction is last: whatever a step before it measured or converted leaves only as it allows.
     """
@@ -89,11 +94,15 @@ def build_steps(
     )
     if consistency is not None:
         processors.append(("consistency", consistency))
+    if (calls := tap(columns)) is not None:
+        processors.append(("control", calls))
     sample = Sample(settings.sample, columns, telemetry, clock) if settings.sample.enabled else None
     if sample is not None:
         processors.append(("sample", sample))
     if settings.redact.enabled:
-        processors.append(("redact", Redact(settings.redact, columns, telemetry)))
+        redact = Redact(settings.redact, columns, telemetry)
+        if not redact.idle:
+            processors.append(("redact", redact))
     derive = None
     if connectors is not None and connectors.derive.enabled:
         derive = Derive(connectors.derive, columns, telemetry, clock)

@@ -13,6 +13,7 @@ from otel_bridge import __version__
 from otel_bridge.connectors.derive.prometheus import DerivedCollector
 from otel_bridge.connectors.derive.push import Push
 from otel_bridge.contracts import SystemClock
+from otel_bridge.control.control import Control
 from otel_bridge.errors import BridgeError
 from otel_bridge.exporters.otlp import exporter as otlp_exporter
 from otel_bridge.kernel.monitor import KernelMonitor, ReloadError
@@ -53,6 +54,9 @@ class Service:
             clock=self._clock,
             telemetry=self.telemetry,
         )
+        self.control = (
+            Control(settings.control, self.telemetry, self._clock) if settings.control.enabled else None
+        )
         steps = self._steps(settings)
         self.pipeline = Pipeline(
             self.codec, steps, self.exporter, self.telemetry, self._clock, storage=settings.storage
@@ -80,6 +84,7 @@ class Service:
             self.telemetry_server,
             self.exporter,
             self.push,
+            self.control,
             self.pipeline,
             self.receiver,
         ):
@@ -107,11 +112,12 @@ class Service:
             self.receiver,
             self.kernel,
             self.pipeline,
+            self.control,
             self.push,
             self.exporter,
             self.telemetry_server,
         ):
-            if component in self._started:
+            if component is not None and component in self._started:
                 self._started.remove(component)
                 await component.stop(max(0.0, end - loop.time()))
         await asyncio.to_thread(self.telemetry.close)
@@ -130,7 +136,7 @@ class Service:
         except ReloadError as error:
             for problem in str(error).splitlines():
                 log.warning("a changed setting is not in effect", reason=problem)
-        for part in ("receivers", "exporters", "storage", "service"):
+        for part in ("receivers", "exporters", "storage", "control", "service"):
             if getattr(settings, part) != getattr(self.settings, part):
                 log.warning("a changed setting takes effect only after a restart", part=part)
         if settings.connectors.derive.push != self.settings.connectors.derive.push:
@@ -144,7 +150,13 @@ class Service:
         )
 
     def _steps(self, settings: Settings) -> Steps:
-        return build_steps(settings.processors, self.telemetry, self._clock, connectors=settings.connectors)
+        return build_steps(
+            settings.processors,
+            self.telemetry,
+            self._clock,
+            connectors=settings.connectors,
+            tap=self.control.tap if self.control is not None else lambda _: None,
+        )
 
 
 def tracing(settings: Settings) -> Tracing | None:

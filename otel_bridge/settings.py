@@ -16,6 +16,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from otel_bridge.connectors.derive.config import DeriveConfig
+from otel_bridge.control.config import ControlConfig
 from otel_bridge.errors import ConfigError, ConfigProblem
 from otel_bridge.explain import lines_of, problems_of
 from otel_bridge.exporters.otlp.config import Exporters, StorageConfig, default_exporters
@@ -122,6 +123,7 @@ class Settings(_Model):
         description="Where requests wait that a destination cannot take now; null keeps them in memory only.",
     )
     kernel: KernelConfig = KernelConfig()
+    control: ControlConfig = Field(default_factory=ControlConfig)
     service: ServiceSettings = ServiceSettings()
 
     @model_validator(mode="after")

@@ -11,7 +11,9 @@ CONTROL_STATE = Metric(
     "What a breaker does to traffic: 0 closed, 1 half-open, 2 open.",
     ("target",),
 )
-CONTROL_TARGETS = Metric("otel_bridge_control_targets", Kind.GAUGE, "{target}", "Targets that have a breaker.")
+CONTROL_TARGETS = Metric(
+    "otel_bridge_control_targets", Kind.GAUGE, "{target}", "Targets that have a breaker."
+)
 CONTROL_TARGETS_REFUSED = Metric(
     "otel_bridge_control_targets_refused",
     Kind.COUNTER,
@@ -72,8 +74,8 @@ CONTROL_ALERTS = Metric(
     "otel_bridge_control_alerts",
     Kind.COUNTER,
     "{alert}",
-    "Alerts by what became of them (opened, renewed, resolved, duplicate, unmatched, unknown_target, replayed, "
-    "disabled, malformed, truncated).",
+    "Alerts by what became of them (opened, renewed, resolved, duplicate, unmatched, unknown_target, "
+    "replayed, disabled, malformed, truncated).",
     ("outcome",),
 )
 CONTROL_WEBHOOKS_IN = Metric(

@@ -1,0 +1,1 @@
+"""What follows the changes of breakers: signed webhooks, settings of others, gates."""

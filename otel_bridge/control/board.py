@@ -1,0 +1,384 @@
+"""All breakers together: one lock, and each change carried to gates, actions, disk and replicas.
+
+Evidence may come from any thread, and the thread that brings it decides: under the lock it moves the record
+and flips the gates, a matter of microseconds. Everything that takes longer is handed on.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
+
+import structlog
+
+from otel_bridge import catalog
+from otel_bridge.breakers import Change, State
+from otel_bridge.control import machine
+from otel_bridge.control.actions.guard import Guard
+from otel_bridge.control.audit import MACHINE, Entry
+from otel_bridge.control.breaker import Breaker
+from otel_bridge.control.machine import Cause, Mode, Record
+from otel_bridge.targets import levels, matches
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from otel_bridge.breakers import Gate
+    from otel_bridge.contracts import Clock
+    from otel_bridge.control.actions.config import ActionConfig
+    from otel_bridge.control.breaker import Step
+    from otel_bridge.control.config import ControlConfig
+    from otel_bridge.control.store import StateStore
+    from otel_bridge.telemetry import Telemetry
+
+log = structlog.get_logger(__name__)
+
+STATE_VALUES = {State.CLOSED: 0, State.HALF_OPEN: 1, State.OPEN: 2}
+_RENEWAL = 1.0
+"""Seconds by which a lease must have grown before gates are told."""
+
+
+class Replicas(Protocol):
+    """Other bridges that share the breakers."""
+
+    @property
+    def cut_off(self) -> bool:
+        """Whether they cannot be reached."""
+
+    def submit(self, key: str, step: Step, entry: Entry | None) -> None:
+        """Do to the shared record what was done here; from any thread, without waiting."""
+
+    async def settle(self, key: str, step: Step) -> Record | None:
+        """Do it to the shared record first; None: they could not be reached."""
+
+
+class ActionSink(Protocol):
+    """Where changes go that are followed a little later."""
+
+    def submit(self, change: Change) -> None:
+        """Take one; from any thread, without waiting."""
+
+
+class Board:
+    """Every breaker of this bridge.
+
+    Methods may be called from any thread; whoever looks at several things in a row holds `lock`.
+
+    Args:
+        config: all of `control`.
+        telemetry: for metrics.
+        clock: for time.
+        store: where records and the audit log go.
+        replica: this bridge's name in the audit log.
+    """
+
+    def __init__(
+        self,
+        config: ControlConfig,
+        telemetry: Telemetry,
+        clock: Clock,
+        store: StateStore,
+        replica: str = "",
+    ) -> None:
+        self.config = config
+        self.clock = clock
+        self.store = store
+        self.lock = threading.RLock()
+        self.replicas: Replicas | None = None
+        self.actions: ActionSink | None = None
+        self.refusing: dict[str, Breaker] = {}
+        self._replica = replica
+        self._breakers: OrderedDict[str, Breaker] = OrderedDict()
+        self._lapsed: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._restless: dict[str, Breaker] = {}
+        self._gates: list[tuple[Gate, Guard]] = []
+        self._state = telemetry.gauge(catalog.CONTROL_STATE)
+        self._count = telemetry.gauge(catalog.CONTROL_TARGETS)
+        self._refused = telemetry.counter(catalog.CONTROL_TARGETS_REFUSED)
+        self._transitions = telemetry.counter(catalog.CONTROL_TRANSITIONS)
+        self._leases = telemetry.counter(catalog.CONTROL_LEASES_ENDED)
+        self._reaction = telemetry.histogram(catalog.CONTROL_REACTION)
+        self._acted = telemetry.counter(catalog.CONTROL_ACTIONS)
+        for reason in ("not_allowed", "full"):
+            self._refused.labels(reason)
+        for step in ("decision", "gate", "action"):
+            self._reaction.labels(step)
+
+    def add_gate(self, gate: Gate, config: ActionConfig) -> None:
+        """Have a gate follow the changes of its targets from now on; it hears of what is open already."""
+        guard = Guard(config)
+        with self.lock:
+            self._gates.append((gate, guard))
+            for breaker in self.refusing.values():
+                change = self._as_change(breaker, Record(), breaker.record, 0, ())
+                self._flip(gate, guard, change)
+
+    def load(self) -> None:
+        """Take up what the store kept."""
+        records, trouble = self.store.open()
+        if trouble is not None:
+            self.store.append(replace(trouble, replica=self._replica))
+        now = self.clock.monotonic()
+        with self.lock:
+            for key, record in records.items():
+                breaker = self.obtain(key)
+                if breaker is None:
+                    continue
+                longest = max(
+                    breaker.policy.open_time,
+                    self.config.operators.forced_open_lease,
+                    self.config.rules.lease,
+                    self.config.alertmanager.lease if self.config.alertmanager is not None else 0.0,
+                )
+                kept = record.bounded(now, longest)
+                kept = breaker.in_own_mode(kept)
+                self._settle(breaker, breaker.record, kept, note="taken up after a restart")
+                self.step(breaker, breaker.step(machine.advance))
+
+    def advance(self) -> None:
+        """Let time pass for every breaker that it may change."""
+        with self.lock:
+            for breaker in list(self._restless.values()):
+                self.step(breaker, breaker.step(machine.advance), share=False)
+
+    @property
+    def restless(self) -> bool:
+        """Whether time alone may change something."""
+        return bool(self._restless)
+
+    def breakers(self) -> list[Breaker]:
+        """All breakers, those that refuse first."""
+        with self.lock:
+            return sorted(self._breakers.values(), key=lambda b: (-STATE_VALUES[b.record.traffic], b.key))
+
+    def find(self, key: str) -> Breaker | None:
+        """One breaker; None when there is none."""
+        return self._breakers.get(key)
+
+    def obtain(self, key: str) -> Breaker | None:
+        """The breaker of a target, made if need be; None when it may have none."""
+        breaker = self._breakers.get(key)
+        if breaker is not None:
+            self._breakers.move_to_end(key)
+            return breaker
+        if not matches(key, self.config.targets.allowed):
+            self._refused.labels("not_allowed").inc()
+            return None
+        if len(self._breakers) >= self.config.targets.max_targets and not self._make_room():
+            self._refused.labels("full").inc()
+            return None
+        breaker = Breaker(key, self.config.policy(key), self.clock.monotonic())
+        self._breakers[key] = breaker
+        self._state.labels(key).set(0)
+        self._count.set(len(self._breakers))
+        return breaker
+
+    def in_the_way(self, key: str) -> list[Breaker]:
+        """Breakers that govern a key and do not simply let its requests through, as of now."""
+        found = []
+        now = self.clock.monotonic()
+        for level in levels(key):
+            breaker = self.refusing.get(level)
+            if breaker is None:
+                continue
+            if breaker.due(now):
+                self.step(breaker, breaker.step(machine.advance), share=False)
+            if breaker.record.traffic is not State.CLOSED:
+                found.append(breaker)
+        return found
+
+    def half_open(self, key: str) -> list[Breaker]:
+        """Breakers that govern a key and wait for probes."""
+        if not self._restless:
+            return []
+        found = (self._restless.get(level) for level in levels(key))
+        return [breaker for breaker in found if breaker and breaker.record.state is State.HALF_OPEN]
+
+    def has_lapsed(self, key: str, hold: str) -> bool:
+        """Whether an alert's lease ran out with nothing heard of it since; forgets that."""
+        return self._lapsed.pop((key, hold), ...) is None
+
+    def operate(self, breaker: Breaker, step: Step, actor: str, reason: str) -> Record:
+        """Do what an operator says, and write it down even where it changes nothing."""
+        with self.lock:
+            before = breaker.record
+            after = self.step(breaker, step, actor=actor, note=reason)
+            if (before.state, before.mode, before.since) == (after.state, after.mode, after.since):
+                self.audit(breaker.key, "operator", "unchanged", reason, actor)
+            return after
+
+    def audit(self, target: str, event: str, cause: str, reason: str, actor: str = MACHINE) -> None:
+        """Add to the audit log what moved no breaker."""
+        self._append(Entry(self.clock.time_ns(), target, event, cause=cause, reason=reason, actor=actor))
+
+    def adopt(self, key: str, record: Record) -> None:
+        """Take over a record that the replicas agreed on; its times are on this process's clock."""
+        with self.lock:
+            breaker = self.obtain(key)
+            if breaker is None:
+                return
+            before = breaker.record
+            after = machine.advance(breaker.in_own_mode(record), breaker.rules, self.clock.monotonic())
+            if (before.state, before.mode) == (after.state, after.mode):
+                # Copies differ by the time that a message took; that is no change.
+                after = replace(after, since=before.since)
+            if after != before:
+                self._settle(breaker, before, after, actor="replica")
+
+    def step(
+        self,
+        breaker: Breaker,
+        step: Step,
+        *,
+        event: int = 0,
+        evidence: Sequence[bytes] = (),
+        actor: str = MACHINE,
+        note: str = "",
+        share: bool = True,
+    ) -> Record:
+        """Move a breaker; gives its record afterwards.
+
+        Args:
+            breaker: which.
+            step: how.
+            event: `time.monotonic_ns()` when what decided it was taken in; 0: nothing did.
+            evidence: trace ids of what decided it.
+            actor: who decided.
+            note: for the audit log, instead of the record's reason.
+            share: whether the shared record must be moved too; time alone moves it by itself.
+        """
+        before = breaker.record
+        after = step(before, self.clock.monotonic())
+        if after is before:
+            return before
+        entry = self._settle(breaker, before, after, note=note, event=event, evidence=evidence, actor=actor)
+        if share and self.replicas is not None:
+            self.replicas.submit(breaker.key, step, entry)
+        return after
+
+    def _settle(
+        self,
+        breaker: Breaker,
+        before: Record,
+        after: Record,
+        *,
+        note: str = "",
+        event: int = 0,
+        evidence: Sequence[bytes] = (),
+        actor: str = MACHINE,
+    ) -> Entry | None:
+        breaker.record = after
+        self.store.save(breaker.key, after)
+        self._index(breaker)
+        moved = (before.state, before.mode, before.since) != (after.state, after.mode, after.since)
+        grew = after.traffic is State.OPEN and after.until >= before.until + _RENEWAL
+        if moved or grew:
+            self._announce(self._as_change(breaker, before, after, event, evidence))
+        if after.cause is Cause.LEASE_ENDED and moved:
+            self._note_lapsed(breaker.key, before)
+        if not moved:
+            return None
+        breaker.evidence.clear()
+        self._state.labels(breaker.key).set(STATE_VALUES[after.traffic])
+        self._transitions.labels(after.state.value, after.cause.value).inc()
+        reason = note or after.reason
+        entry = Entry(
+            self.clock.time_ns(),
+            breaker.key,
+            "transition",
+            _word(before),
+            _word(after),
+            after.cause.value,
+            actor,
+            reason,
+            self._replica,
+        )
+        self.store.append(entry)
+        log.info("breaker", target=breaker.key, state=_word(after), cause=after.cause.value, reason=reason)
+        return entry
+
+    def _index(self, breaker: Breaker) -> None:
+        record = breaker.record
+        _keep(self._restless, breaker, record.state is not State.CLOSED or bool(record.holds))
+        _keep(self.refusing, breaker, record.traffic is not State.CLOSED)
+
+    def _note_lapsed(self, key: str, before: Record) -> None:
+        self._leases.inc()
+        for hold, held in before.holds.items():
+            if held.cause is Cause.ALERT:
+                self._lapsed[key, hold] = None
+        while len(self._lapsed) > machine.MOST_HOLDS:
+            self._lapsed.popitem(last=False)
+
+    def _as_change(
+        self, breaker: Breaker, before: Record, after: Record, event: int, evidence: Sequence[bytes]
+    ) -> Change:
+        return Change(
+            target=breaker.key,
+            before=before.traffic,
+            state=after.traffic,
+            cause=after.cause.value,
+            reason=after.reason,
+            until=after.until if after.traffic is State.OPEN else 0.0,
+            probes=breaker.rules.probes,
+            time=self.clock.time_ns(),
+            event=event,
+            decided=time.monotonic_ns(),
+            evidence=tuple(evidence[:10]),
+        )
+
+    def _announce(self, change: Change) -> None:
+        if change.renewal and change.state is not State.OPEN:
+            return
+        for gate, guard in self._gates:
+            self._flip(gate, guard, change)
+        if change.renewal:
+            return
+        if change.event:
+            self._reaction.labels("decision").observe((change.decided - change.event) / 1e9)
+        if self.actions is not None:
+            self.actions.submit(change)
+
+    def _flip(self, gate: Gate, guard: Guard, change: Change) -> None:
+        verdict = guard.judge(change, self.clock.monotonic())
+        if verdict is None:
+            return
+        result = {"go": "done", "dry_run": "dry_run", "limited": "limited"}[verdict]
+        reason = f"{change.before.value} to {change.state.value}"
+        if verdict == "go":
+            try:
+                gate.apply(change)
+            except OSError as error:
+                result, reason = "failed", str(error)
+                log.error("a gate does not follow", gate=gate.name, target=change.target, error=str(error))  # noqa: TRY400
+            else:
+                if change.event:
+                    self._reaction.labels("gate").observe((time.monotonic_ns() - change.event) / 1e9)
+        if not change.renewal or result == "failed":
+            self._acted.labels(gate.name, result).inc()
+            self.audit(change.target, "action", result, reason, gate.name)
+
+    def _make_room(self) -> bool:
+        for key, breaker in self._breakers.items():
+            if breaker.idle:
+                del self._breakers[key]
+                self._state.remove(key)
+                return True
+        return False
+
+    def _append(self, entry: Entry) -> None:
+        self.store.append(replace(entry, replica=self._replica))
+
+
+def _keep(among: dict[str, Breaker], breaker: Breaker, wanted: bool) -> None:  # noqa: FBT001 (a set's membership)
+    if wanted:
+        among[breaker.key] = breaker
+    else:
+        among.pop(breaker.key, None)
+
+
+def _word(record: Record) -> str:
+    return record.state.value if record.mode is Mode.AUTO else f"{record.state.value}/{record.mode.value}"

@@ -1,0 +1,137 @@
+"""One target's breaker: its record, its policy, and the evidence for its next trip."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from otel_bridge.breakers import State
+from otel_bridge.control.machine import Mode, Record, Verdict
+from otel_bridge.control.windows import Evidence, Trip
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from numpy.typing import NDArray
+
+    from otel_bridge.control.config import PolicyConfig
+
+Step: TypeAlias = "Callable[[Record, float], Record]"
+"""From a record and the time to the next record."""
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """Calls of one target, in the order in which they ended; all arrays have the shape (n,).
+
+    Attributes:
+        seconds: how long each took.
+        errors: whether it failed.
+        ignored: whether it says nothing about the service.
+        starts: u8, unix nanoseconds.
+        traces: V16.
+    """
+
+    seconds: NDArray[np.float64]
+    errors: NDArray[np.bool_]
+    ignored: NDArray[np.bool_]
+    starts: NDArray[np.uint64]
+    traces: NDArray[np.void]
+
+
+class Judged(NamedTuple):
+    """A probe that ended.
+
+    Attributes:
+        trace: its id in hex.
+        verdict: how.
+    """
+
+    trace: str
+    verdict: Verdict
+
+
+class Breaker:
+    """Mutable only under the controller's lock.
+
+    Attributes:
+        key: the target's.
+        policy: how it behaves.
+        rules: the same, as the machine takes it.
+        record: its state.
+    """
+
+    def __init__(self, key: str, policy: PolicyConfig, now: float) -> None:
+        self.key = key
+        self.policy = policy
+        self.rules = policy.rules()
+        self.mode = Mode.OBSERVE if policy.mode == "observe" else Mode.AUTO
+        self.record = Record(mode=self.mode, since=now)
+        self.evidence = Evidence(policy)
+
+    @property
+    def idle(self) -> bool:
+        """Whether it may be forgotten."""
+        record = self.record
+        return record.state is State.CLOSED and not record.holds and record.mode is self.mode
+
+    def due(self, now: float) -> bool:
+        """Whether time has changed it: an open or a probe ended."""
+        record = self.record
+        if record.state is State.OPEN:
+            return record.until <= now
+        return any(until <= now for until in record.permits.values())
+
+    def in_own_mode(self, record: Record) -> Record:
+        """A record from elsewhere, with this policy's mode where no operator chose another."""
+        if record.mode in (Mode.AUTO, Mode.OBSERVE) and record.mode is not self.mode:
+            return replace(record, mode=self.mode)
+        return record
+
+    def step(self, function: Callable[..., Record], *args: Any) -> Step:
+        """One of the machine's functions, made ready for this breaker."""
+        rules = self.rules
+        return lambda record, now: function(record, rules, now, *args)
+
+    def weigh(self, calls: Calls, now: float) -> Trip | None:
+        """Add calls to the evidence; says whether, and why, they should trip it."""
+        counted = ~calls.ignored
+        if counted.all():
+            return self.evidence.add(calls.seconds, calls.errors, now)
+        if not counted.any():
+            return None
+        return self.evidence.add(calls.seconds[counted], calls.errors[counted], now)
+
+    def verdicts(self, calls: Calls, half_open_since: int) -> Iterator[Judged]:
+        """What calls say about probes.
+
+        A call without a permit that began after the breaker went half-open is a probe too: it came through a
+        gate that admits a share, or past a gateway that does not ask.
+
+        Args:
+            calls: of this target, or of one that it governs.
+            half_open_since: unix nanoseconds.
+        """
+        record = self.record
+        timeouts = self.policy.timeouts
+        limit = self.policy.slow_calls.threshold
+        bad = calls.errors | (calls.seconds > (limit if timeouts is None else min(limit, timeouts.threshold)))
+        told = np.zeros(len(bad), np.bool_)
+        for trace in record.permits:
+            rows = calls.traces == np.void(bytes.fromhex(trace))
+            if rows.any():
+                told |= rows
+                yield Judged(trace, _verdict(bad[rows], calls.ignored[rows]))
+        room = self.rules.probes - len(record.permits) - record.passed
+        late = np.flatnonzero(~told & ~calls.ignored & (calls.starts >= half_open_since))
+        for row in late[: max(0, room)].tolist():
+            verdict = Verdict.FAILED if bad[row] else Verdict.PASSED
+            yield Judged(calls.traces[row].tobytes().hex(), verdict)
+
+
+def _verdict(bad: NDArray[np.bool_], ignored: NDArray[np.bool_]) -> Verdict:
+    if ignored.all():
+        return Verdict.IGNORED
+    return Verdict.FAILED if (bad & ~ignored).any() else Verdict.PASSED

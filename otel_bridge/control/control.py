@@ -1,0 +1,174 @@
+"""The control part as the service sees it: made from the configuration, started and stopped as one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from typing import TYPE_CHECKING
+
+import structlog
+
+from otel_bridge.control.actions.dispatch import Delivery, Dispatcher
+from otel_bridge.control.actions.webhook import Webhook
+from otel_bridge.control.alertmanager import AlertmanagerWebhook
+from otel_bridge.control.alerts import AlertBook
+from otel_bridge.control.board import Board
+from otel_bridge.control.calls import CallTap
+from otel_bridge.control.decider import Decider
+from otel_bridge.control.ext_authz import GrpcDecisions
+from otel_bridge.control.gateways import HttpDecisions
+from otel_bridge.control.operators import Operators
+from otel_bridge.control.questions import Questions
+from otel_bridge.control.replicas import RedisReplicas
+from otel_bridge.control.sources import Sources
+from otel_bridge.control.store import StateStore
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from otel_bridge.batch import PlanBuilder
+    from otel_bridge.breakers import Action, Gate
+    from otel_bridge.contracts import Clock, Component
+    from otel_bridge.control.actions.config import ActionConfig
+    from otel_bridge.control.audit import Entry
+    from otel_bridge.control.config import ControlConfig
+    from otel_bridge.firings import Firing
+    from otel_bridge.readings import Reading
+    from otel_bridge.telemetry import Telemetry
+
+log = structlog.get_logger(__name__)
+
+TICK = 0.05
+"""Seconds between two looks at breakers that time may change; an open ends at most so late."""
+IDLE_TICK = 0.25
+
+
+class Control:
+    """Breakers with all that surrounds them; a FiringSink and a ReadingSink.
+
+    Args:
+        config: what users wrote; `enabled` is the caller's to look at.
+        telemetry: for metrics.
+        clock: for time.
+    """
+
+    def __init__(self, config: ControlConfig, telemetry: Telemetry, clock: Clock) -> None:
+        self.config = config
+        self._clock = clock
+        replica = f"{socket.gethostname()}/{os.getpid()}"
+        self.store = StateStore(config.state, clock, telemetry)
+        self.board = Board(config, telemetry, clock, self.store, replica)
+        self.sources = Sources(self.board, telemetry)
+        self.decider = Decider(self.board)
+        self.actions = Dispatcher(clock, telemetry, self.board.audit)
+        self.board.actions = self.actions
+        self._webhooks = [
+            Webhook(name, found, telemetry, clock) for name, found in config.actions.webhooks.items()
+        ]
+        for webhook, found in zip(self._webhooks, config.actions.webhooks.values(), strict=True):
+            self.actions.add(webhook, found, Delivery(found.retry, found.max_age, found.queue_size))
+        self._replicas = (
+            RedisReplicas(config.redis, self.board, clock, telemetry, replica)
+            if config.redis is not None
+            else None
+        )
+        self.board.replicas = self._replicas
+        questions = Questions(config.targets)
+        decisions, alertmanager = config.decisions, config.alertmanager
+        self.http = (
+            HttpDecisions(decisions.http, self.decider, questions, telemetry)
+            if decisions.http.enabled
+            else None
+        )
+        self.grpc = (
+            GrpcDecisions(decisions.grpc, self.decider, questions, telemetry)
+            if decisions.grpc.enabled
+            else None
+        )
+        self.alertmanager = None
+        if alertmanager is not None:
+            book = AlertBook(alertmanager, self.board, self.sources, telemetry, clock)
+            self.alertmanager = AlertmanagerWebhook(alertmanager, book, telemetry, clock)
+        self.operators = Operators(config.operators, self.board, self.history)
+        self._started: list[Component] = []
+        self._ticker: asyncio.Task[None] | None = None
+
+    def tap(self, columns: PlanBuilder) -> CallTap | None:
+        """A step of the data path that tells of calls; None when spans are not to trip anything."""
+        if not self.config.spans.enabled:
+            return None
+        return CallTap(self.config.spans, self.config.targets, columns, self.sources)
+
+    def add_gate(self, gate: Gate, config: ActionConfig) -> None:
+        """Have a gate follow the breakers; it hears of those that refuse already."""
+        self.board.add_gate(gate, config)
+
+    def add_action(self, action: Action, config: ActionConfig, delivery: Delivery) -> None:
+        """Have an action follow the breakers; before `start`."""
+        self.actions.add(action, config, delivery)
+
+    def take_firing(self, firing: Firing) -> None:
+        """Follow a rule (firings.FiringSink)."""
+        self.sources.take_firing(firing)
+
+    def take_readings(self, readings: Sequence[Reading]) -> None:
+        """Follow gauges (readings.ReadingSink)."""
+        self.sources.take_readings(readings)
+
+    async def start(self) -> None:
+        """Take up what was kept, then serve.
+
+        Raises:
+            StartError: a port or a file cannot be used.
+        """
+        for warning in self.config.warnings():
+            log.warning(warning)
+        try:
+            for webhook in self._webhooks:
+                await webhook.start()
+            await self.actions.start()
+            self.board.load()
+            for part in (self._replicas, self.operators, self.http, self.grpc, self.alertmanager):
+                if part is not None:
+                    self._started.append(part)
+                    await part.start()
+        except BaseException:
+            await self.stop(0.0)
+            raise
+        self._ticker = asyncio.create_task(self._tick())
+        log.info(
+            "control",
+            decisions=self.http.port if self.http is not None else None,
+            ext_authz=self.grpc.port if self.grpc is not None else None,
+            alertmanager=self.alertmanager.port if self.alertmanager is not None else None,
+            operators=str(self.config.operators.socket),
+        )
+
+    async def stop(self, deadline: float) -> None:
+        """Take nothing new, tell whoever follows, keep the rest."""
+        if self._ticker is not None:
+            self._ticker.cancel()
+            await asyncio.gather(self._ticker, return_exceptions=True)
+            self._ticker = None
+        while self._started:
+            await self._started.pop().stop(deadline)
+        await self.actions.stop(deadline)
+        for webhook in self._webhooks:
+            await webhook.stop()
+        await asyncio.to_thread(self.store.close, max(1.0, deadline))
+
+    async def history(self, target: str | None, limit: int) -> list[Entry]:
+        """The newest entries of the audit log, those of all replicas where they can be had."""
+        if self._replicas is not None:
+            shared = await self._replicas.history(target, limit)
+            if shared is not None:
+                return shared
+        return await asyncio.to_thread(self.store.history, target, limit)
+
+    async def _tick(self) -> None:
+        while True:
+            busy = self.board.restless or self.sources.restless
+            await self._clock.sleep(TICK if busy else IDLE_TICK)
+            self.sources.renew()
+            self.board.advance()

@@ -1,0 +1,161 @@
+"""The decision API over HTTP: plain JSON, Envoy's ext_authz, nginx's auth_request, forwardAuth."""
+
+from __future__ import annotations
+
+import time
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+import orjson
+from aiohttp import web
+from multidict import CIMultiDict
+
+from otel_bridge import catalog
+from otel_bridge.control.serving import Listener, problem, refused
+from otel_bridge.errors import BridgeError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from prometheus_client import Counter
+
+    from otel_bridge.control.config import HttpDecisionsConfig
+    from otel_bridge.control.decider import Decider
+    from otel_bridge.control.decision import Decision
+    from otel_bridge.control.questions import Questions
+    from otel_bridge.telemetry import Telemetry
+
+SETTING = "control.decisions.http"
+RESULTS = ("allowed", "probe", "refused")
+JSON = "application/json"
+_BODY_READ = frozenset({"POST", "PUT"})
+
+
+class DecisionMetrics:
+    """Counts answers of one interface."""
+
+    def __init__(self, telemetry: Telemetry, interface: str) -> None:
+        counter = telemetry.counter(catalog.CONTROL_DECISIONS)
+        self._results: dict[str, Counter] = {result: counter.labels(interface, result) for result in RESULTS}
+        self._duration = telemetry.histogram(catalog.CONTROL_DECISION_DURATION)
+
+    def answered(self, decision: Decision, since: float) -> None:
+        """Count one; `since` is `time.perf_counter()` when its request was read."""
+        self._results[decision.result].inc()
+        self._duration.observe(time.perf_counter() - since)
+
+
+class HttpDecisions:
+    """Serves the decision API; README.md shows each gateway's configuration."""
+
+    def __init__(
+        self, config: HttpDecisionsConfig, decider: Decider, questions: Questions, telemetry: Telemetry
+    ) -> None:
+        self._decider = decider
+        self._questions = questions
+        self._listener = Listener(config.endpoint, config, SETTING, self._handle)
+        self._routes: dict[str, tuple[Callable[[Decision], web.Response], DecisionMetrics]] = {
+            path: (render, DecisionMetrics(telemetry, interface))
+            for path, interface, render in (
+                ("/v1/decision", "json", as_json),
+                ("/v1/nginx", "nginx", as_nginx),
+                ("/v1/forward-auth", "forward_auth", as_response),
+                ("/v1/ext-authz", "ext_authz_http", as_response),
+            )
+        }
+
+    @property
+    def port(self) -> int:
+        """The port that is served."""
+        return self._listener.port
+
+    async def start(self) -> None:
+        """Listen; raises StartError."""
+        await self._listener.start()
+
+    async def stop(self, deadline: float) -> None:
+        """Stop listening."""
+        await self._listener.stop(deadline)
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        since = time.perf_counter()
+        path, _, query = request.path_qs.partition("?")
+        route = self._routes.get(path)
+        if route is None:
+            # Envoy puts the path of the request that it asks about behind its prefix.
+            if not path.startswith("/v1/ext-authz/"):
+                known = ", ".join(self._routes)
+                return problem(404, f"nothing is served at {path[:100]}; there are {known}")
+            route, query = self._routes["/v1/ext-authz"], ""
+        render, metrics = route
+        listener = self._listener
+        try:
+            if listener.auth is not None:
+                listener.auth.check(request.headers.get("Authorization"))
+            body = b""
+            if request.can_read_body and path == "/v1/decision" and request.method in _BODY_READ:
+                body = await listener.read(request)
+            key, trace = self._questions.read(request.headers, query, body)
+        except BridgeError as error:
+            return refused(error)
+        decision = self._decider.decide_here(key, trace)
+        if decision is None:
+            decision = await self._decider.decide(key, trace)
+        response = render(decision)
+        metrics.answered(decision, since)
+        return response
+
+
+def as_json(decision: Decision) -> web.Response:
+    """200 or 429 with all that there is to say, for whoever reads JSON."""
+    document = {
+        "allow": decision.allow,
+        "target": decision.target,
+        "state": decision.state.value,
+        "reason": decision.reason,
+        "retry_after_ms": round(decision.retry_after * 1000),
+        "probe": decision.probe,
+        "degraded": decision.degraded,
+    }
+    fallback = decision.fallback
+    if fallback is not None:
+        document["fallback"] = {
+            "status": fallback.status,
+            "content_type": fallback.content_type,
+            "body": fallback.body,
+        }
+    status = HTTPStatus.OK if decision.allow else HTTPStatus.TOO_MANY_REQUESTS
+    return web.Response(
+        status=status, body=orjson.dumps(document), content_type=JSON, headers=decision.headers()
+    )
+
+
+def as_nginx(decision: Decision) -> web.Response:
+    """204 or 403: auth_request knows no other refusal; nginx makes the 429 of it."""
+    status = HTTPStatus.NO_CONTENT if decision.allow else HTTPStatus.FORBIDDEN
+    return web.Response(status=status, headers=decision.headers())
+
+
+def as_response(decision: Decision) -> web.Response:
+    """200, or what the gateway hands to its client as it is: 429, or the fallback."""
+    if decision.allow:
+        return web.Response(headers=decision.headers())
+    status, content_type, body = refusal(decision)
+    headers = CIMultiDict(decision.headers())
+    headers["Content-Type"] = content_type
+    return web.Response(status=status, body=body, headers=headers)
+
+
+def refusal(decision: Decision) -> tuple[int, str, bytes]:
+    """Status, content type and body of the response that stands for a refused request."""
+    if decision.fallback is not None:
+        fallback = decision.fallback
+        return fallback.status, fallback.content_type, fallback.body.encode()
+    document = {
+        "error": {
+            "type": "circuit_breaker",
+            "message": f"{decision.target} takes no requests now ({decision.state.value})",
+            "retry_after_ms": round(decision.retry_after * 1000),
+        }
+    }
+    return HTTPStatus.TOO_MANY_REQUESTS.value, JSON, orjson.dumps(document)
