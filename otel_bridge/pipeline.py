@@ -133,6 +133,7 @@ class Pipeline:
         self._duration = telemetry.histogram(catalog.PROCESSOR_DURATION)
         self._durations: dict[str, Histogram] = {}
         self._sweeper: asyncio.Task[None] | None = None
+        self._complete_until: Callable[[], int] = _nobody_knows
         place = Place(storage.directory / "sample", storage.fsync) if storage is not None else None
         self._hold = Hold(codec, exporter, telemetry, clock, place)
         self._hold.use(steps.sample, steps.plan)
@@ -158,6 +159,10 @@ class Pipeline:
     def hurry(self) -> None:
         """Keep no request waiting for verdicts any more: the service is about to stop."""
         self._hold.hurry()
+
+    def follow(self, complete_until: Callable[[], int]) -> None:
+        """Be told until when (unix nanoseconds) all kernel events were taken."""
+        self._complete_until = complete_until
 
     def replace(self, steps: Steps) -> None:
         """Use other steps from the next batch on; batches under way finish with the old ones."""
@@ -192,8 +197,8 @@ class Pipeline:
             before = time.perf_counter()
             batch = self._codec.scan(data, steps.plan)
             self._observe("scan", before)
-            if steps.join is not None and (delay := steps.join.delay(batch)):
-                await self._clock.sleep(delay)
+            if steps.join is not None:
+                await steps.join.settle(batch, self._complete_until)
             with self._telemetry.span("otel_bridge.process") as span:
                 self._process(batch, steps)
                 held = self._hold.take(batch)
@@ -268,6 +273,10 @@ class Pipeline:
             duration = self._durations[step] = self._duration.labels(step)
         duration.observe(now - since)
         return now
+
+
+def _nobody_knows() -> int:
+    return 0
 
 
 def outcome(batch: Batch) -> Outcome:

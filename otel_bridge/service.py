@@ -66,6 +66,7 @@ class Service:
             settings.connectors.derive.push, lambda: self.pipeline.derived, self.telemetry, self._clock
         )
         self.kernel = KernelMonitor(settings.kernel, self.pipeline, self.telemetry, self._clock)
+        self.pipeline.follow(lambda: self.kernel.complete_until)
         self.receiver = OtlpReceiver(settings.receivers.otlp, self.pipeline, self.telemetry)
         endpoint = settings.service.telemetry.metrics.endpoint
         self.telemetry_server = (

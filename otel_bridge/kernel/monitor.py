@@ -129,6 +129,8 @@ class KernelMonitor:
         # Held from beginning to end by whoever changes which probes there are.
         self._changing = threading.Lock()
         self.states: dict[str, ProbeState] = {}
+        self.complete_until = 0
+        """Unix nanoseconds: what the kernel noted before was handed on. 0: nothing yet."""
 
     async def start(self) -> None:
         """Load and begin to read.
@@ -455,9 +457,13 @@ class KernelMonitor:
 
     def _take_sums(self) -> None:
         assert self._loader is not None
+        assert self._reader is not None
+        began = self._clock.time_ns()
         with self._objects:
             for loaded in self._loader.loaded.values():
                 self._intake.take_sums(loaded)
+        self._reader.read_all()
+        self.complete_until = began
 
     def _align(self) -> None:
         self._alignment.sample()

@@ -234,6 +234,10 @@ class Reader:
                 self._alignment.sample()
             if self._read(ready):
                 self._stopping.wait(self._interval)
+        self.read_all()
+
+    def read_all(self) -> None:
+        """Hand on what waits in any ring."""
         self._read(list(self._probes))
 
     def _read(self, ready: list[int]) -> int:

@@ -24,9 +24,9 @@ class JoinConfig(BaseModel):
         64 << 20, description="The most bytes of waiting events; beyond it the oldest leave unjoined."
     )
     wait: Duration = Field(
-        0.3,
-        description="A request whose spans ended less than this ago waits until it is so, since the kernel's "
-        "sums are read in rounds (kernel.sum_interval). Its sender is answered so much later.",
+        2.0,
+        description="The longest that a request waits for the kernel's events of its spans, which are read "
+        "in rounds (kernel.sum_interval). Its sender is answered so much later.",
     )
     slack: Duration = Field(
         0.001, description="How far outside its span an event may lie: the clocks' alignment error."

@@ -20,11 +20,11 @@ class Inbox:
     """Filled by one thread, emptied by another.
 
     Attributes:
-        ever: whether anything ever arrived.
+        local: whether anything of this machine's own kernel ever arrived.
     """
 
     def __init__(self) -> None:
-        self.ever = False
+        self.local = False
         self._lock = threading.Lock()
         self._arrived: list[Arrived] = []
         self._bytes = 0
@@ -35,7 +35,7 @@ class Inbox:
         if not len(events):
             return
         with self._lock:
-            self.ever = True
+            self.local |= not foreign
             if self._bytes + events.records.nbytes > max_bytes:
                 self._turned_away[events.probe] = self._turned_away.get(events.probe, 0) + len(events)
                 return

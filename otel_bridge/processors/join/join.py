@@ -20,7 +20,7 @@ from otel_bridge.processors.join.store import Waiting, ids
 from otel_bridge.wire import sized
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from otel_bridge.processors.join.config import JoinConfig
     from otel_bridge.processors.join.store import Chunk, Place
     from otel_bridge.telemetry import Telemetry
+
+_ASK_AGAIN = 0.05
+"""Seconds between two looks whether a span's events are here."""
 
 _NO_TRACE = np.zeros((), "V16")
 _ENTRY_KINDS = (SpanKind.SERVER, SpanKind.CONSUMER)
@@ -75,12 +78,22 @@ class Join:
         self._inbox, self._waiting, self._processes = older._inbox, older._waiting, older._processes
         self._waiting.limit(self._config.max_bytes, self._config.max_age)
 
-    def delay(self, batch: Batch) -> float:
-        """Seconds until the kernel's sums of the batch's youngest span have been read; 0 without events."""
-        if not self._inbox.ever or not len(batch):
-            return 0.0
-        age = (self._clock.time_ns() - int(batch.spans["end"].max())) / 1e9
-        return min(max(0.0, self._config.wait - age), self._config.wait)
+    async def settle(self, batch: Batch, complete_until: Callable[[], int]) -> None:
+        """Wait until the kernel's events of the batch's youngest span are here, but no longer than `wait`.
+
+        Args:
+            batch: spans that are to be processed next.
+            complete_until: tells until when (unix nanoseconds) all of this machine's events were taken; 0
+                where nobody knows.
+        """
+        if not self._inbox.local or not len(batch):
+            return
+        end = int(batch.spans["end"].max())
+        left = min(self._config.wait, self._config.wait - (self._clock.time_ns() - end) / 1e9)
+        while left > 0 and complete_until() < end:
+            step = min(left, _ASK_AGAIN)
+            await self._clock.sleep(step)
+            left -= step
 
     def process(self, batch: Batch) -> None:
         """Note on each span what the kernel saw of it."""

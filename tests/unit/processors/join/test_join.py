@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -21,6 +24,9 @@ from otel_bridge.processors.join.store import INDEX_BYTES
 from otel_bridge.receivers.otlp.codec import NativeCodec
 from otel_bridge.telemetry import Telemetry
 from otel_bridge.testing import FakeClock, attributes_of, spans_of, trace_request
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 START = 1_700_000_000_000_000_000
 SECOND = 1_000_000_000
@@ -377,18 +383,44 @@ def test_a_reader_ahead_of_the_pipeline_is_bounded_too():
     assert bench.outcome("evicted") == 23 - bench.telemetry.value(catalog.JOIN_WAITING_EVENTS)
 
 
-def test_young_spans_wait_for_the_kernels_sums():
-    """Only while there are events, and never longer than the setting."""
+async def settled_after(bench: Bench, *spans: dict, complete_until: Callable[[], int] = lambda: 0) -> float:
+    """Seconds that a request of these spans is held."""
+    batch = bench.codec.scan(trace_request(spans), bench.plan)
+    task = asyncio.create_task(bench.join.settle(batch, complete_until))
+    began = bench.clock.monotonic()
+    await asyncio.sleep(0)
+    while not task.done():
+        await bench.clock.advance(0.01)
+    return bench.clock.monotonic() - began
+
+
+async def test_young_spans_wait_for_the_kernels_events():
+    """Only while there are events of this machine, and never longer than the setting."""
     bench = Bench(wait=0.25)
     now = bench.clock.time_ns()
-    young = trace_request([{"end_time_unix_nano": now - 50_000_000}, {}])
-    batch = bench.codec.scan(young, bench.plan)
-    assert bench.join.delay(batch) == 0
+    young = {"end_time_unix_nano": now - 50_000_000}
+    assert await settled_after(bench, young, {}) == 0
+    bench.join.take_logs(write_events([("tcp", retransmits(1).records)]))
+    assert await settled_after(bench, young, {}) == 0
     bench.join.take(retransmits(1))
-    assert bench.join.delay(batch) == pytest.approx(0.2)
-    assert bench.join.delay(bench.codec.scan(trace_request([{}]), bench.plan)) == 0
-    future = trace_request([{"end_time_unix_nano": now + 3600 * SECOND}])
-    assert bench.join.delay(bench.codec.scan(future, bench.plan)) == 0.25
+    assert await settled_after(bench, {}) == 0
+    assert await settled_after(bench, young, {}) == pytest.approx(0.2)
+    assert await settled_after(bench, {"end_time_unix_nano": now + 3600 * SECOND}) == pytest.approx(0.25)
+
+
+async def test_young_spans_wait_no_longer_than_until_their_events_are_here():
+    """The round of reading after the youngest span's end is what counts, however late it comes."""
+    bench = Bench(wait=2.0)
+    bench.join.take(retransmits(1))
+    end = bench.clock.time_ns()
+    rounds = {0.0: end - 1, 0.6: end}
+
+    def complete_until() -> int:
+        since = (bench.clock.time_ns() - end) / 1e9
+        return max(until for at, until in rounds.items() if at <= since + 1e-6)
+
+    held = await settled_after(bench, {"end_time_unix_nano": end}, complete_until=complete_until)
+    assert held == pytest.approx(0.6, abs=0.05)
 
 
 @given(st.binary(max_size=200), st.integers(0, 400))
