@@ -47,6 +47,7 @@ class Destination:
     full: bool = False
     fails: bool = False
     sent: list[bytes] = field(default_factory=list)
+    gate: asyncio.Event | None = None
 
     def reserve(self, size: int) -> Destination:
         if self.full:
@@ -56,6 +57,8 @@ class Destination:
     async def send(self, signal: Signal, payload: bytes, items: int) -> None:
         if self.fails:
             raise RetryableError("down")
+        if self.gate is not None:
+            await self.gate.wait()
         assert signal is Signal.TRACES
         assert len(spans_of(payload)) == items
         self.sent.append(payload)

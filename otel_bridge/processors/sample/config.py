@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from otel_bridge import catalog
 from otel_bridge.units import ByteSize, Duration
@@ -61,7 +61,8 @@ class KeepConfig(_Model):
         default_factory=lambda: {
             catalog.KERNEL_TCP_RETRANSMITS.key: 1,
             catalog.KERNEL_TCP_RESETS.key: 1,
-            catalog.KERNEL_TCP_RECEIVE_QUEUE_FULL.key: 1,
+            catalog.KERNEL_TCP_ZERO_WINDOWS.key: 1,
+            catalog.KERNEL_RECEIVE_QUEUE_FULL.key: 1,
             catalog.KERNEL_SCHED_RUN_QUEUE_MAX.key: 10e6,
             catalog.KERNEL_BLOCK_ERRORS.key: 1,
             catalog.KERNEL_BLOCK_SLOW.key: 1,
@@ -95,8 +96,18 @@ class SampleConfig(_Model):
         128 << 20, ge=1 << 20, description="The most bytes that wait; at 80 % the oldest are decided early."
     )
     remembered_traces: int = Field(
-        131_072, ge=1024, description="Verdicts kept for spans that come later than the verdict."
+        131_072,
+        ge=1024,
+        description="Verdicts kept for spans that come later than the verdict, about 200 bytes each, and "
+        "open traces.",
     )
+
+    @field_validator("environments")
+    @classmethod
+    def _other_is_taken(cls, environments: dict[str, RateConfig]) -> dict[str, RateConfig]:
+        if "other" in environments:
+            raise ValueError('"other" stands for all environments that are not named; set rate instead')
+        return environments
 
     @model_validator(mode="before")
     @classmethod

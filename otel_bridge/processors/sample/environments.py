@@ -70,12 +70,12 @@ class Environments:
         kinds = spans["kind"]
         requests = (kinds == SpanKind.SERVER) | (kinds == SpanKind.CONSUMER)
         requests |= np.ascontiguousarray(spans["parent_id"]).view("<u8") == 0
-        requests &= spans["reject"] == 0
-        start, end = spans["start"], spans["end"]
+        rows = np.flatnonzero(requests & (spans["reject"] == 0))
+        start, end = spans["start"][rows], spans["end"][rows]
         durations = np.where(end > start, end - start, 0)
         for number, controller in enumerate(self._controllers):
-            here = requests & (environments == number) if len(self._controllers) > 1 else requests
-            controller.observe(now, durations[here])
+            several = len(self._controllers) > 1
+            controller.observe(now, durations[environments[rows] == number] if several else durations)
 
     def thresholds(self, now: float) -> U8:
         """The threshold of each environment's present rate."""

@@ -86,7 +86,9 @@ class Hold:
         self._sample: Sample | None = None
         self._plan = _IDS_ONLY
         self._waiting = Waiting(0, 0.0)
-        self._leaving: list[Piece] = []
+        self._leaving: dict[int, Piece] = {}
+        self._leaving_cost = 0
+        self._releasing = asyncio.Lock()
         self._journal: Journal | None = None
         self._opening = asyncio.Lock()
         self._hurried = False
@@ -122,12 +124,13 @@ class Hold:
     async def stop(self) -> None:
         """Decide everything now and send it on; what the exporter does not take stays in the journal."""
         if self._task is not None:
-            self._task.cancel()
+            async with self._releasing:  # what is being sent would be sent again
+                self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
         self._hurried = True
         await self.release()
-        for piece in self._leaving:
+        for piece in self._leaving.values():
             if not piece.settled.done():
                 piece.settled.set_exception(ShuttingDownError("stopped before the verdict", retry_after=1.0))
                 piece.settled.exception()  # perhaps nobody waits for it
@@ -145,7 +148,7 @@ class Hold:
         Raises:
             QueueFullError: too many spans wait, and the exporter does not take those that are decided.
         """
-        if self._sample is not None and self._waiting.is_full(sum(piece.cost for piece in self._leaving)):
+        if self._sample is not None and self._waiting.is_full(self._leaving_cost):
             raise QueueFullError(
                 "spans that wait for their trace's verdict fill processors.sample.max_waiting",
                 retry_after=_RETRY_AFTER,
@@ -189,18 +192,19 @@ class Hold:
 
     async def release(self) -> None:
         """Decide the traces whose time is over and send on what is kept of them."""
-        sample = self._sample
-        if sample is None:
+        async with self._releasing:
+            if self._sample is not None:
+                self._decide_due(self._sample)
             await self._deliver()
-            return
+        self._bytes.set(self._waiting.cost + self._leaving_cost)
+        self._spans.set(self._waiting.spans)
+
+    def _decide_due(self, sample: Sample) -> None:
         now = math.inf if self._hurried else self._clock.monotonic()
         for piece, early in self._waiting.due(now):
             if self._hurried or early:
                 self._early["stop" if self._hurried else early].inc(piece.spans)
             self._decide(sample, piece)
-        await self._deliver()
-        self._bytes.set(self._waiting.cost + sum(piece.cost for piece in self._leaving))
-        self._spans.set(self._waiting.spans)
 
     def _decide(self, sample: Sample, piece: Piece) -> None:
         if sample.drops_all(piece.traces, piece.spans):
@@ -213,13 +217,17 @@ class Hold:
             self._done(piece)
             return
         piece.payload = batch.splice()
-        self._leaving.append(piece)
+        self._leave(piece)
+
+    def _leave(self, piece: Piece) -> None:
+        self._leaving[piece.number] = piece
+        self._leaving_cost += piece.cost
 
     async def _deliver(self) -> None:
         """Send what was decided; what the exporter does not take is tried again at the next tick."""
         groups: list[list[Piece]] = []
         size = 0
-        for piece in self._leaving:
+        for piece in self._leaving.values():
             if not groups or size + len(piece.payload) > _JOINED:
                 groups.append([])
                 size = 0
@@ -239,7 +247,8 @@ class Hold:
             return
         self._outgoing.inc(spans)
         for piece in group:
-            self._leaving.remove(piece)
+            del self._leaving[piece.number]
+            self._leaving_cost -= piece.cost
             self._done(piece)
 
     def _done(self, piece: Piece) -> None:
@@ -286,7 +295,7 @@ class Hold:
         self._recovered.inc(piece.spans)
         if self._sample is None:
             self._waiting.remove(piece)
-            self._leaving.append(piece)
+            self._leave(piece)
 
     async def _written(self, piece: Piece) -> bool:
         """Whether a piece is on disk, or was settled before it had to be."""
@@ -301,6 +310,7 @@ class Hold:
             piece.journaled = True
             await asyncio.shield(journal.put(piece.number, piece.payload))
         except (StartError, OSError, sqlite3.Error) as error:
+            piece.journaled = False
             self._failures.inc()
             log.warning("waiting spans are not on disk; acknowledged after the verdict", error=str(error))
             return False

@@ -35,6 +35,8 @@ _KEPT = """
         trace BLOB PRIMARY KEY, reason INTEGER NOT NULL, last INTEGER NOT NULL
     )"""
 """Traces that must be kept, and the last piece that can have spans of them."""
+_PAGE_SIZE = 16384
+"""Requests are large: with SQLite's 4 KiB they cost a third more."""
 _FILE = "waiting.sqlite"
 _PUT = "INSERT OR REPLACE INTO piece VALUES (?, ?, ?)"
 _KEEP = "INSERT OR REPLACE INTO kept VALUES (?, ?, ?)"
@@ -84,7 +86,7 @@ class Journal:
         return (directory / _FILE).exists()
 
     async def open(self) -> Left:
-        """Take possession of the file; one that is damaged is moved aside, its whole rows are kept.
+        """Take possession of the file; one that is damaged is moved aside, for a person to look at.
 
         Raises:
             StartError: the directory cannot be used, or another process uses it.
@@ -120,6 +122,7 @@ class Journal:
 
     def _ask(self, statement: str, *values: int | bytes) -> asyncio.Future[None]:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        done.add_done_callback(_look_at)
         self._jobs.append(_Job(statement, values, done))
         self._wake()
         return done
@@ -158,6 +161,8 @@ class Journal:
             self._close()
             aside = self._path.with_name(f"damaged-{time.time_ns()}.sqlite")
             self._path.replace(aside)
+            # A log that was meant for the other file must not be applied to this one.
+            self._path.with_name(f"{_FILE}-wal").unlink(missing_ok=True)
             text = str(error)
             log.error("the journal of waiting spans was damaged; begun anew", error=text, kept=str(aside))  # noqa: TRY400
             return self._connect()
@@ -167,6 +172,7 @@ class Journal:
         os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         connection = sqlite3.connect(self._path, timeout=0, isolation_level=None, check_same_thread=False)
         self._connection = connection
+        connection.execute(f"PRAGMA page_size = {_PAGE_SIZE}")
         connection.execute("PRAGMA locking_mode = EXCLUSIVE")
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute(f"PRAGMA synchronous = {'FULL' if self._fsync else 'OFF'}")
@@ -201,3 +207,9 @@ class Journal:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+
+def _look_at(done: asyncio.Future[None]) -> None:
+    """Nobody waits for some of them: a sender that went away."""
+    if not done.cancelled():
+        done.exception()

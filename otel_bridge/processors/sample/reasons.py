@@ -37,7 +37,11 @@ class Reason(IntFlag):
         return _LABELS[self]
 
 
-KEEP = Reason.ERROR | Reason.SLOW | Reason.KERNEL | Reason.PRIORITY
+# Plain numbers: a flag's own operators cost more than all the rest of a look-up.
+KEEP = int(Reason.ERROR | Reason.SLOW | Reason.KERNEL | Reason.PRIORITY)
+"""Bits of the reasons to keep a trace."""
+UNWANTED = int(Reason.UNWANTED)
+
 _LABELS = {
     Reason.NONE: "rate",
     Reason.ERROR: "error",
@@ -49,7 +53,7 @@ _LABELS = {
 
 
 def first_of(reasons: int) -> Reason:
-    """The reason that counts."""
+    """The reason that counts among some bits."""
     return Reason(reasons & -reasons)
 
 

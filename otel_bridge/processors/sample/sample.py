@@ -204,43 +204,46 @@ class Sample:
         reasons: NDArray[np.uint8],
     ) -> None:
         """By randomness alone, in whole columns; traces that are not the same at every rate are looked up."""
-        random = arrived.randomness
-        bounds = self._environments
+        random, bounds = arrived.randomness, self._environments
+        kept = random >= thresholds
         special = (random >= bounds.widest[environments]) & (random < bounds.narrowest[environments])
-        if self._verdicts.wishes or reasons.any():
+        alive = batch.spans["reject"] == 0
+        told = np.flatnonzero(alive & (reasons > 0))
+        for row, why in zip(told.tolist(), reasons[told].tolist(), strict=True):
+            trace = batch.spans["trace_id"][row].tobytes()
+            if self._verdicts.get(trace) is None:
+                self._verdicts.decide(trace, ALWAYS[first_of(why & KEEP)] if why & KEEP else UNWANTED)
+        if self._verdicts.wishes:
             special[:] = True
-        refused = batch.spans["reject"] > 0
-        plain = ~special & ~refused
-        kept = plain & (random >= thresholds)
-        dropped = np.flatnonzero(plain & ~kept)
-        rows = np.flatnonzero(kept)
-        self._kept[Reason.NONE].inc(len(rows))
-        self._dropped[Reason.NONE].inc(len(dropped))
+        counts = {True: 0, False: 0}
+        rows = np.flatnonzero(special & alive)
+        if len(rows):
+            verdicts = self._look_up(batch, rows, thresholds, random)
+            kept[rows] = [verdict.kept for verdict in verdicts]
+            thresholds[rows] = [verdict.threshold for verdict in verdicts]
+            for verdict in verdicts:
+                if verdict.reason is not Reason.NONE:
+                    counts[verdict.kept] += 1
+        rows, dropped = np.flatnonzero(kept & alive), np.flatnonzero(~kept & alive)
+        self._kept[Reason.PRIORITY].inc(counts[True])
+        self._kept[Reason.NONE].inc(len(rows) - counts[True])
+        self._dropped[Reason.UNWANTED].inc(counts[False])
+        self._dropped[Reason.NONE].inc(len(dropped) - counts[False])
         self._mark(batch, rows, thresholds[rows], arrived)
         if len(dropped):
             batch.drop(dropped.astype("<u4"))
-        if special.any():
-            runs = _runs(batch, special)
-            self._apply(batch, runs, self._look_up(runs, thresholds, arrived, reasons), arrived)
 
-    def _look_up(
-        self, runs: _Runs, thresholds: U8, arrived: _Arrived, reasons: NDArray[np.uint8]
-    ) -> list[Verdict | None]:
-        if not runs.traces:
-            return []
-        first = runs.first
-        said = np.bitwise_or.reduceat(reasons[runs.rows], runs.starts).tolist()
-        verdicts: list[Verdict | None] = []
-        for trace, random, threshold, why in zip(
-            runs.traces, arrived.randomness[first].tolist(), thresholds[first].tolist(), said, strict=True
+    def _look_up(self, batch: Batch, rows: NDArray[np.intp], thresholds: U8, random: U8) -> list[Verdict]:
+        verdicts = []
+        for trace, value, threshold in zip(
+            batch.spans["trace_id"][rows].tolist(),
+            random[rows].tolist(),
+            thresholds[rows].tolist(),
+            strict=True,
         ):
             verdict = self._verdicts.get(trace)
             if verdict is None:
-                if why & KEEP:
-                    verdict = ALWAYS[first_of(why & KEEP)]
-                else:
-                    verdict = UNWANTED if why else self._verdicts.by_rate(random, threshold)
-                self._verdicts.decide(trace, verdict)
+                verdict = self._verdicts.decide(trace, self._verdicts.by_rate(value, threshold))
             verdicts.append(verdict)
         return verdicts
 
@@ -271,10 +274,20 @@ class Sample:
 
     def _mark(self, batch: Batch, rows: NDArray[np.intp], thresholds: U8, arrived: _Arrived) -> None:
         """Write on kept spans with which threshold they were sampled; it never falls."""
+        if arrived.states:
+            has_state = batch.spans["state_len"][rows] > 0
+            self._change(batch, rows[has_state], thresholds[has_state], arrived)
+            rows, thresholds = rows[~has_state], thresholds[~has_state]
+        while len(rows):
+            same = thresholds == thresholds[0]
+            tracestate.put_first(batch, rows[same], int(thresholds[0]))
+            rows, thresholds = rows[~same], thresholds[~same]
+
+    def _change(self, batch: Batch, rows: NDArray[np.intp], thresholds: U8, arrived: _Arrived) -> None:
         changed: list[int] = []
         states: list[bytes] = []
         for row, own in zip(rows.tolist(), thresholds.tolist(), strict=True):
-            before = arrived.states.get(row, b"")
+            before = arrived.states[row]
             threshold = None if row in arrived.inconsistent else max(own, arrived.thresholds.get(row, 0))
             after = tracestate.write(before, threshold)
             if after != before:

@@ -19,6 +19,8 @@ from otel_bridge.wire import sized
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from numpy.typing import NDArray
+
     from otel_bridge.batch import Batch
 
 _FIELD = Span.TRACE_STATE_FIELD_NUMBER
@@ -58,8 +60,14 @@ def write(state: bytes, threshold: int | None) -> bytes:
     return _write_cached(state, threshold) if len(state) <= _LONGEST_CACHED else _write(state, threshold)
 
 
+def put_first(batch: Batch, rows: NDArray[np.integer], threshold: int) -> None:
+    """Give each of `rows`, which have no tracestate, one with this threshold."""
+    field = sized(_FIELD, write(b"", threshold))
+    batch.append_fields(rows.astype("<u4"), [field] * len(rows))
+
+
 def put(batch: Batch, rows: Sequence[int], states: Sequence[bytes]) -> None:
-    """Give each of `rows` another tracestate; empty for none."""
+    """Give each of `rows`, which have a tracestate, another; empty for none."""
     replaced: list[tuple[int, int, bytes]] = []
     appended: list[tuple[int, bytes]] = []
     spans = batch.spans[np.asarray(rows, np.intp)]
@@ -69,9 +77,9 @@ def put(batch: Batch, rows: Sequence[int], states: Sequence[bytes]) -> None:
         begin = end - len(sized(_FIELD, batch.data[off:end]))
         # A tag or a length that was written longer than need be is not looked for: protobuf takes the last of
         # several fields, and that is the one that is appended.
-        if size and begin >= 0 and batch.data[begin] == _TAG:
+        if batch.data[begin] == _TAG:
             replaced.append((begin, end - begin, sized(_FIELD, state) if state else b""))
-        elif size or state:
+        else:
             appended.append((row, sized(_FIELD, state)))
     if replaced:
         begins, sizes, fields = zip(*replaced, strict=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from otel_bridge.processors.sample import reasons as bits
 from otel_bridge.processors.sample.reasons import KEEP, Reason, first_of
 from otel_bridge.processors.sample.threshold import FULL
 
@@ -24,7 +25,7 @@ class Verdict(NamedTuple):
     reason: Reason
 
 
-ALWAYS = {reason: Verdict(kept=True, threshold=0, reason=reason) for reason in Reason if reason & KEEP}
+ALWAYS = {reason: Verdict(kept=True, threshold=0, reason=reason) for reason in Reason if int(reason) & KEEP}
 UNWANTED = Verdict(kept=False, threshold=FULL, reason=Reason.UNWANTED)
 
 
@@ -35,7 +36,9 @@ class _Open(NamedTuple):
 
 
 class Verdicts:
-    """Verdicts are bounded by count, the first forgotten first; open traces by whoever holds their spans.
+    """Bounded by count, both what is open and what is decided; the first are forgotten first.
+
+    An open trace that is forgotten is decided by its randomness, at the rate of that moment.
 
     Attributes:
         newly_kept: traces that were open until a span said that they must be kept; the reader empties it.
@@ -81,9 +84,11 @@ class Verdicts:
             if seen is not None:
                 self.newly_kept[trace] = reason
             return self.decide(trace, ALWAYS[reason])
-        unwanted = bool(reasons & Reason.UNWANTED)
+        unwanted = bool(reasons & bits.UNWANTED)
         if seen is None:
             self._open[trace] = _Open(randomness, threshold, unwanted)
+            if len(self._open) > self._capacity:
+                del self._open[next(iter(self._open))]
         elif unwanted and not seen.unwanted:
             self._open[trace] = seen._replace(unwanted=True)
         return None
@@ -114,7 +119,7 @@ class Verdicts:
         """Remember a verdict."""
         self._open.pop(trace, None)
         self._decided[trace] = verdict
-        self.wishes |= bool(verdict.reason)
+        self.wishes |= verdict.reason is not Reason.NONE
         while len(self._decided) > self._capacity:
             del self._decided[next(iter(self._decided))]
         return verdict

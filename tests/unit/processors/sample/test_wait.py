@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from otel_bridge import catalog
-from otel_bridge.errors import QueueFullError, RetryableError
+from otel_bridge.errors import QueueFullError, RetryableError, StartError
 from otel_bridge.processors.sample.hold import TICK
 from tests.support.sampling import FAST, WALL, Sampling, span, trace_id, until_idle
 from tests.unit.processors.join.test_join import retransmits
@@ -385,6 +385,74 @@ async def test_a_stop_lets_waiting_senders_go():
     await sampling.pipeline.stop(1.0)
     with pytest.raises(RetryableError):
         await kept
+
+
+async def test_what_is_being_sent_at_a_stop_is_not_sent_again():
+    """The destination takes its time; the stop waits for it."""
+    sampling = await started(**MEMORY)
+    await sampling.send(span(0.9))
+    gate = asyncio.Event()
+    sampling.destination.gate = gate
+    await sampling.clock.advance(10.5)
+    stopping = asyncio.create_task(sampling.pipeline.stop(1.0))
+    await until_idle()
+    gate.set()
+    await stopping
+    assert len(sampling.destination.spans) == 1
+
+
+# The file.
+
+
+async def test_two_processes_on_one_file(tmp_path):
+    """The second does not start, and says what to do."""
+    first = await started(tmp_path, rate=RATE)
+    with pytest.raises(StartError, match=r"stop whoever uses it, or set processors\.sample\.hold"):
+        await Sampling(tmp_path, rate=RATE).pipeline.start()
+    await first.pipeline.stop(1.0)
+
+
+async def test_a_file_that_is_damaged_is_set_aside(tmp_path):
+    """And kept; the service starts."""
+    place = tmp_path / "sample"
+    place.mkdir()
+    (place / "waiting.sqlite").write_bytes(b"no database at all" * 1000)
+    sampling = await started(tmp_path, rate=RATE)
+    assert (await sampling.send(span(0.9))).accepted == 1
+    assert [file.name[:8] for file in place.glob("damaged*")] == ["damaged-"]
+    await sampling.pipeline.stop(1.0)
+
+
+async def test_a_row_that_is_damaged_is_lost_alone(tmp_path):
+    """Its checksum tells."""
+    killed = await started(tmp_path, rate=RATE)
+    await killed.send(span(0.9, 1))
+    await killed.send(span(0.9, 2))
+    journal = killed.pipeline._hold._journal
+    await journal._in_thread(
+        lambda: journal._connection.execute("UPDATE piece SET payload = x'00' WHERE number = 1")
+    )
+    await abandoned(killed)
+    sampling = await started(tmp_path, rate=RATE)
+    await sampling.clock.advance(11.0)
+    assert sampling.traces == {trace_id(0.9, 2)}
+    await sampling.pipeline.stop(1.0)
+
+
+async def test_notes_of_kept_traces_do_not_pile_up(tmp_path):
+    """They go with the pieces they were for."""
+    sampling = await started(tmp_path, rate=RATE)
+    await sampling.send(span(0.1, 1))
+    await sampling.send(span(0.1, 1, span_id=b"failed__", **ERROR))
+    journal = sampling.pipeline._hold._journal
+    rows = await journal._in_thread(lambda: journal._connection.execute("SELECT reason FROM kept").fetchall())
+    assert len(rows) == 1
+    await sampling.clock.advance(11.0)
+    await until_idle()
+    for table in ("kept", "piece"):
+        query = f"SELECT count(*) FROM {table}"
+        assert await journal._in_thread(lambda q=query: journal._connection.execute(q).fetchone()) == (0,)
+    await sampling.pipeline.stop(1.0)
 
 
 async def abandoned(sampling: Sampling) -> None:
