@@ -14,13 +14,15 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-def bridge(directory: Path, transport: str, sink_port: int) -> Bridge:
+def bridge(
+    directory: Path, transport: str, sink_port: int, *, derive: Mapping[str, Any] | None = None
+) -> Bridge:
     """The bridge with its defaults, save what the Collector does not do.
 
-    Content is kept and not searched, contexts are not checked, and no metrics are derived: what that costs is
-    measured against the Collector's own connector, in a part of its own. Kernel probes are off: loaded by a
-    bench that runs as root, they would weigh on every process of the machine, on the Collector, the load and
-    the sinks too.
+    Content is kept and not searched, contexts are not checked, and no metrics are derived unless settings for
+    that are given: what it costs is measured against the Collector's own connector (spanmetrics.py). Kernel
+    probes are off: loaded by a bench that runs as root, they would weigh on every process of the machine, on
+    the Collector, the load and the sinks too.
     """
     name, endpoint = _destination(transport, sink_port)
     config = {
@@ -29,7 +31,7 @@ def bridge(directory: Path, transport: str, sink_port: int) -> Bridge:
             "redact": {"content": "keep", "patterns": []},
             "consistency": {"enabled": False},
         },
-        "connectors": {"derive": {"enabled": False}},
+        "connectors": {"derive": {"enabled": derive is not None, **(derive or {})}},
         "exporters": {name: {"endpoint": endpoint, "compression": "none"} | _plaintext(transport)},
     }
     return Bridge(directory, config)
@@ -38,7 +40,24 @@ def bridge(directory: Path, transport: str, sink_port: int) -> Bridge:
 class Collector(Process):
     """The upstream Collector, writing the same attributes with its attributes and transform processors."""
 
-    def __init__(self, directory: Path, transport: str, sink_port: int, *, durable: bool) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        transport: str,
+        sink_port: int,
+        *,
+        durable: bool = False,
+        spanmetrics: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Start it.
+
+        Args:
+            directory: for its files.
+            transport: "grpc" or "http", in and out.
+            sink_port: where spans go.
+            durable: with a persistent queue.
+            spanmetrics: with this connector, whose metrics its Prometheus exporter serves.
+        """
         directory.mkdir(parents=True, exist_ok=True)
         self.grpc_port, self.http_port = free_port(), free_port()
         health, metrics = free_port(), free_port()
@@ -50,7 +69,7 @@ class Collector(Process):
             queue.mkdir()
             extensions["file_storage"] = {"directory": str(queue)}
             exporter["sending_queue"] = {"storage": "file_storage"}
-        config = {
+        config: dict[str, Any] = {
             "extensions": extensions,
             "receivers": {
                 "otlp": {
@@ -70,6 +89,16 @@ class Collector(Process):
                 },
             },
         }
+        if spanmetrics is not None:
+            self.spanmetrics_port = free_port()
+            config["connectors"] = {"spanmetrics": dict(spanmetrics)}
+            config["exporters"]["prometheus"] = {
+                "endpoint": f"127.0.0.1:{self.spanmetrics_port}",
+                "enable_open_metrics": True,
+            }
+            pipelines = config["service"]["pipelines"]
+            pipelines["traces"]["exporters"] = [name, "spanmetrics"]
+            pipelines["metrics"] = {"receivers": ["spanmetrics"], "exporters": ["prometheus"]}
         path = directory / "collector.yaml"
         path.write_text(yaml.safe_dump(config))
         super().__init__([str(collector_binary()), f"--config={path}"], directory / "collector.log")
