@@ -60,10 +60,6 @@ class Waiting:
         self._pieces: deque[Piece] = deque()
         self._next = 1
 
-    def __len__(self) -> int:
-        """How many pieces wait."""
-        return len(self._pieces)
-
     @property
     def last(self) -> int:
         """The number of the piece that came last; 0 before the first."""
