@@ -1,4 +1,4 @@
-/* TCP: retransmits, resets, connection attempts with their latency, zero windows. */
+/* TCP: retransmits, resets, connection attempts with their latency, zero windows. Also full receive queues. */
 #include "tcp.h"
 #include "common/emit.bpf.h"
 #include "common/senders.bpf.h"
@@ -16,6 +16,7 @@ enum {
 	STATE_SYN_SENT = 2,
 	STATE_CLOSE = 7,
 	STATE_LISTEN = 10,
+	ERROR_NO_MEMORY = 12, /* ENOMEM */
 };
 
 static __always_inline void map_ipv4(__u8 *to, __be32 address)
@@ -40,6 +41,7 @@ static __always_inline void describe_socket(struct tcp_event *record, struct soc
 	record->local_port = FIELD(common, skc_num);
 	record->remote_port = bpf_ntohs(FIELD(common, skc_dport));
 	record->state = FIELD(common, skc_state);
+	record->protocol = FIELD(sk, sk_protocol);
 	__builtin_memset(record->_pad, 0, sizeof(record->_pad));
 	record->bytes = 0;
 	record->smoothed_rtt_us = tcp ? FIELD(tcp, srtt_us) >> 3 : 0;
@@ -127,6 +129,119 @@ static __always_inline void connect_ended(struct sock *sk, int state)
 	bpf_ringbuf_submit(record, 0);
 }
 
+/* What is known of a connection's windows while one of them is zero. */
+struct windows {
+	__u64 peer_zero_ns; /* since when the peer's is; 0: it is not */
+	__u32 own_zero_at; /* the next byte to be received when the own one was last seen zero */
+	__u32 own_was_zero;
+};
+
+STORAGE(zero_windows, BPF_MAP_TYPE_SK_STORAGE, struct windows);
+
+static __always_inline struct windows *windows_of(struct sock *sk)
+{
+	struct windows *found = bpf_sk_storage_get(&zero_windows, sk, NULL, BPF_SK_STORAGE_GET_F_CREATE);
+
+	if (!found)
+		count(COUNTER_LOST_STATE);
+	return found;
+}
+
+/* It matters to whose bytes are next to be sent; where there are none, to nobody. */
+static __always_inline void peer_window_was_zero(struct sock *sk, struct tcp_sock *tcp, struct windows *windows,
+						 int error)
+{
+	__u32 next = FIELD(tcp, snd_nxt), waiting = FIELD(tcp, write_seq) - next;
+	__u64 now = bpf_ktime_get_boot_ns(), took = now - windows->peer_zero_ns;
+	struct tcp_event *record;
+	struct origin origin;
+
+	windows->peer_zero_ns = 0;
+	if (!waiting || took < CONSTANT(config, window_threshold_ns))
+		return;
+	if (!segment_origin(sk, next, &origin))
+		socket_origin(sk, &origin);
+	record = socket_event(EVENT_TCP_ZERO_WINDOW, sk, &origin, now);
+	if (!record)
+		return;
+	record->event.duration_ns = took;
+	record->event.error = error;
+	record->bytes = waiting;
+	bpf_ringbuf_submit(record, 0);
+}
+
+/* For each segment that comes in: its header tells the peer's window, what was told before is in the socket still. */
+static __always_inline void segment_received(struct sock *sk, struct sk_buff *skb)
+{
+	enum { WINDOW = 14 }; /* where it stands in the header (RFC 9293) */
+	struct tcp_sock *tcp = bpf_skc_to_tcp_sock(sk);
+	struct windows *windows;
+	__u16 window;
+
+	if (!tcp || bpf_probe_read_kernel(&window, sizeof(window), FIELD(skb, data) + WINDOW))
+		return;
+	if (window && FIELD(tcp, snd_wnd))
+		return;
+	windows = windows_of(sk);
+	if (!windows)
+		return;
+	if (!window && !windows->peer_zero_ns)
+		windows->peer_zero_ns = bpf_ktime_get_boot_ns();
+	else if (window && windows->peer_zero_ns)
+		peer_window_was_zero(sk, tcp, windows, 0);
+}
+
+/* It was given up, or its time ran out, while the peer let nothing through. */
+static __always_inline void connection_closed(struct sock *sk)
+{
+	struct windows *windows = bpf_sk_storage_get(&zero_windows, sk, NULL, 0);
+	struct tcp_sock *tcp = bpf_skc_to_tcp_sock(sk);
+
+	if (tcp && windows && windows->peer_zero_ns)
+		peer_window_was_zero(sk, tcp, windows, -FIELD(sk, sk_err));
+}
+
+static __always_inline void queue_was_full(struct sock *sk, const struct origin *origin, __u32 bytes, int error)
+{
+	struct tcp_event *record =
+		socket_event(EVENT_RECEIVE_QUEUE_FULL, sk, origin, bpf_ktime_get_boot_ns());
+
+	if (!record)
+		return;
+	record->bytes = bytes;
+	record->event.error = error;
+	bpf_ringbuf_submit(record, 0);
+}
+
+/* The program takes something out of the queue, and the peer was told not to send: once until more comes in. */
+static __always_inline void queue_is_read(struct sock *sk)
+{
+	struct tcp_sock *tcp = bpf_skc_to_tcp_sock(sk);
+	struct windows *windows;
+	struct origin origin;
+	__u32 next;
+
+	if (!tcp || FIELD(tcp, rcv_wnd))
+		return;
+	windows = windows_of(sk);
+	next = FIELD(tcp, rcv_nxt);
+	if (!windows || (windows->own_was_zero && windows->own_zero_at == next))
+		return;
+	windows->own_was_zero = 1;
+	windows->own_zero_at = next;
+	if (!use_of_socket(sk, &origin))
+		socket_origin(sk, &origin);
+	queue_was_full(sk, &origin, 0, 0);
+}
+
+static __always_inline void datagram_lost(struct sock *sk, __u32 bytes, int error)
+{
+	struct origin origin;
+
+	socket_origin(sk, &origin);
+	queue_was_full(sk, &origin, bytes, error);
+}
+
 SEC("tp_btf/tcp_retransmit_skb")
 int BPF_PROG(tcp_retransmit_skb, struct sock *sk, struct sk_buff *skb)
 {
@@ -159,10 +274,43 @@ int BPF_PROG(inet_sock_set_state, struct sock *sk, int from, int to)
 	if (!STORAGE_GOES_WITH_OWNER && (from == STATE_CLOSE || from == STATE_LISTEN)) {
 		bpf_sk_storage_delete(&sockets, sk);
 		bpf_sk_storage_delete(&senders, sk);
+		bpf_sk_storage_delete(&zero_windows, sk);
 	}
 	if (from == STATE_CLOSE && to == STATE_SYN_SENT)
 		connect_began(sk);
 	else if (from == STATE_SYN_SENT)
 		connect_ended(sk, to);
+	else if (to == STATE_CLOSE)
+		connection_closed(sk);
+	return 0;
+}
+
+SEC("tp_btf/tcp_probe")
+int BPF_PROG(tcp_probe, struct sock *sk, struct sk_buff *skb)
+{
+	segment_received(sk, skb);
+	return 0;
+}
+
+SEC("tp_btf/tcp_rcv_space_adjust")
+int BPF_PROG(tcp_rcv_space_adjust, struct sock *sk)
+{
+	queue_is_read(sk);
+	return 0;
+}
+
+/* UDP; the packet itself is told by later kernels alone. */
+SEC("tp_btf/udp_fail_queue_rcv_skb")
+int BPF_PROG(udp_fail_queue_rcv_skb, int error, struct sock *sk)
+{
+	datagram_lost(sk, 0, error);
+	return 0;
+}
+
+/* Raw sockets, and whatever else queues whole packets; TCP closes its window instead. */
+SEC("tp_btf/sock_rcvqueue_full")
+int BPF_PROG(sock_rcvqueue_full, struct sock *sk, struct sk_buff *skb)
+{
+	datagram_lost(sk, FIELD(skb, len), -ERROR_NO_MEMORY);
 	return 0;
 }

@@ -81,6 +81,7 @@ class KernelEventKind(IntEnum):
     TCP_RESET_RECEIVED = 3
     TCP_CONNECT = 4
     TCP_ZERO_WINDOW = 5
+    RECEIVE_QUEUE_FULL = 6
     SCHED_WAIT = 10
     SCHED_SUM = 11
     BLOCK_IO = 20

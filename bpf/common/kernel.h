@@ -88,9 +88,11 @@ struct sock {
 struct tcp_sock {
 	unsigned int srtt_us; /* smoothed round trip, shifted left by 3 */
 	unsigned int total_retrans;
-	unsigned int snd_wnd;
-	unsigned int rcv_wnd;
-	unsigned int write_seq; /* of the next byte that is sent */
+	unsigned int snd_wnd; /* as the peer told it last */
+	unsigned int rcv_wnd; /* as the peer was told last */
+	unsigned int rcv_nxt; /* of the next byte that is received */
+	unsigned int snd_nxt; /* of the next byte that is sent for the first time */
+	unsigned int write_seq; /* of the next byte that a program hands over */
 };
 
 /* What TCP keeps in sk_buff.cb of what it sends. */
@@ -102,6 +104,7 @@ struct tcp_skb_cb {
 struct sk_buff {
 	unsigned int len;
 	unsigned int truesize;
+	unsigned char *data;
 	char cb[48];
 };
 

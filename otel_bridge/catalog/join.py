@@ -26,6 +26,7 @@ JOIN_WAITING_EVENTS = Metric(
     "otel_bridge_join_waiting_events", Kind.GAUGE, "{event}", "Kernel events that wait for their span."
 )
 
+NETWORK_TRANSPORT = Attribute("network.transport", "string", "", "Transport protocol of the socket.")
 NETWORK_LOCAL_ADDRESS = Attribute("network.local.address", "string", "", "Local address of the socket.")
 NETWORK_LOCAL_PORT = Attribute("network.local.port", "int", "", "Local port of the socket.")
 NETWORK_PEER_ADDRESS = Attribute("network.peer.address", "string", "", "Remote address of the socket.")
@@ -54,14 +55,23 @@ KERNEL_EVENTS_DROPPED = Attribute(
 KERNEL_TCP_RETRANSMITS = Attribute("kernel.tcp.retransmits", "int", "{segment}", "TCP segments sent again.")
 KERNEL_TCP_RESETS = Attribute("kernel.tcp.resets", "int", "{reset}", "TCP resets sent or received.")
 KERNEL_TCP_CONNECT_TIME = Attribute("kernel.tcp.connect.time", "int", "ns", "Time spent connecting.")
-KERNEL_TCP_RECEIVE_QUEUE_FULL = Attribute(
-    "kernel.tcp.receive_queue_full", "int", "{occurrence}", "How often a receive queue was full."
+KERNEL_TCP_ZERO_WINDOWS = Attribute(
+    "kernel.tcp.zero_windows", "int", "{occurrence}", "How often sending waited for a peer that read nothing."
+)
+KERNEL_TCP_ZERO_WINDOW_TIME = Attribute(
+    "kernel.tcp.zero_window.time", "int", "ns", "Time that sending waited so."
+)
+KERNEL_RECEIVE_QUEUE_FULL = Attribute(
+    "kernel.receive_queue_full",
+    "int",
+    "{occurrence}",
+    "How often a receive queue was full: TCP had the peer wait, other protocols lost a packet.",
 )
 KERNEL_TCP_STATE = Attribute("kernel.tcp.state", "int", "", "TCP state (include/net/tcp_states.h).")
 KERNEL_TCP_SEGMENTS = Attribute(
     "kernel.tcp.segments", "int", "{segment}", "Segments sent again at once; more than one with offload."
 )
-KERNEL_TCP_BYTES = Attribute("kernel.tcp.bytes", "int", "By", "Bytes of the segment.")
+KERNEL_TCP_BYTES = Attribute("kernel.tcp.bytes", "int", "By", "Bytes of the segment, or that waited.")
 KERNEL_TCP_SMOOTHED_RTT = Attribute(
     "kernel.tcp.smoothed_rtt", "int", "us", "Round-trip time of the connection."
 )

@@ -29,8 +29,8 @@ KERNEL_BAD_CONTEXTS = Metric(
     "otel_bridge_kernel_bad_contexts",
     Kind.COUNTER,
     "{context}",
-    "Contexts not used, by reason (zero: an all-zero id; torn: half written; unreadable; header: a traceparent "
-    "that is none).",
+    "Contexts not used, by reason (zero: an all-zero id; torn: half written; unreadable; header: a malformed "
+    "traceparent).",
     ("probe", "reason"),
 )
 KERNEL_LOST_STATE = Metric(

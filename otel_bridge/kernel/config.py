@@ -55,10 +55,13 @@ class TlsRequestsConfig(SwitchConfig):
 
 
 class TcpConfig(ProbeConfig):
-    """Retransmits, resets, connection attempts."""
+    """Retransmits, resets, connection attempts, zero windows, full receive queues."""
 
     connect_threshold: Duration = Field(
         0.0, description="Connections that are made faster are no events; failed ones always are."
+    )
+    window_threshold: Duration = Field(
+        0.0, description="Windows that are zero for less are no events, on the side that waits to send."
     )
 
 

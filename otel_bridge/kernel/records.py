@@ -46,7 +46,8 @@ TCP_EVENT = _event(
     ("local_port", "<u2"),
     ("remote_port", "<u2"),
     ("state", "u1"),
-    ("_pad", "u1", (3,)),
+    ("protocol", "u1"),
+    ("_pad", "u1", (2,)),
     ("bytes", "<u4"),
     ("smoothed_rtt_us", "<u4"),
     ("retransmits", "<u4"),
@@ -54,7 +55,7 @@ TCP_EVENT = _event(
 )
 """struct tcp_event (bpf/tcp.h)."""
 
-TCP_CONFIG: Dtype = np.dtype([("connect_threshold_ns", "<u8")])
+TCP_CONFIG: Dtype = np.dtype([("connect_threshold_ns", "<u8"), ("window_threshold_ns", "<u8")])
 """struct tcp_config (bpf/tcp.h)."""
 
 STACK_DEPTH = 16

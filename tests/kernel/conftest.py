@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import threading
@@ -108,3 +109,17 @@ def closed_port():
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         yield holder.getsockname()[1]
+
+
+@pytest.fixture
+def namespace():
+    """A network namespace of the test's own."""
+    needs_command("ip", "iproute2")
+    name = f"otel-bridge-test-{os.getpid()}"
+    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True, check=False)
+    if made.returncode:
+        pytest.skip(f"needs network namespaces: {made.stderr.strip()}")
+    inside = ("ip", "netns", "exec", name)
+    subprocess.run([*inside, "ip", "link", "set", "lo", "up"], check=True)
+    yield inside
+    subprocess.run(["ip", "netns", "delete", name], check=True)

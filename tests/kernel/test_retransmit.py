@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 
 import pytest
@@ -12,21 +11,6 @@ from tests.support.kernel import followed, monitoring
 from tests.support.processes import needs_command
 
 SPANS = range(1, 9)
-
-
-@pytest.fixture
-def namespace():
-    """A network namespace of the test's own."""
-    needs_command("ip", "iproute2")
-    needs_command("nft", "nftables")
-    name = f"otel-bridge-test-{os.getpid()}"
-    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True, check=False)
-    if made.returncode:
-        pytest.skip(f"needs network namespaces: {made.stderr.strip()}")
-    inside = ("ip", "netns", "exec", name)
-    subprocess.run([*inside, "ip", "link", "set", "lo", "up"], check=True)
-    yield inside
-    subprocess.run(["ip", "netns", "delete", name], check=True)
 
 
 def drop_some(inside, port):
@@ -39,6 +23,7 @@ def drop_some(inside, port):
             }}
         }}
     """
+    needs_command("nft", "nftables")
     loaded = subprocess.run(
         [*inside, "nft", "-f", "-"], input=rules, text=True, capture_output=True, check=False
     )

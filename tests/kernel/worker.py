@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 TCP_INFO_TOTAL_RETRANS = 100  # offset in struct tcp_info
+SO_MEMINFO = 55  # asm-generic/socket.h
 SIOCOUTQ = 0x5411  # bytes sent and not acknowledged (linux/sockios.h)
 
 
@@ -107,6 +108,53 @@ def total_retransmits(client: socket.socket) -> int:
 
 
 kept: dict[int, socket.socket] = {}
+
+
+def download(job: dict[str, Any]) -> int:
+    """Receive until the peer has sent everything, but not at once; answers how many bytes."""
+    total = 0
+    for _ in range(job["times"]):
+        with socket.create_connection(("127.0.0.1", job["port"])) as client:
+            time.sleep(job["seconds"])
+            while piece := client.recv(1 << 20):
+                total += len(piece)
+    return total
+
+
+def stall(job: dict[str, Any]) -> int:
+    """Send until the peer takes no more, wait, and give up; what was not sent is thrown away."""
+    for _ in range(job["times"]):
+        with socket.create_connection(("127.0.0.1", job["port"])) as client:
+            client.settimeout(job["seconds"])
+            with suppress(TimeoutError):
+                client.sendall(bytes(64 << 20))
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    return int(job["times"])
+
+
+def lose(job: dict[str, Any]) -> int:
+    """Be sent packets until so many found no room; answers how many the kernel says."""
+    ping = job["protocol"] == socket.IPPROTO_ICMP
+    with (
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM, job["protocol"]) as receiver,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other,
+    ):
+        receiver.bind(("127.0.0.1", 0))
+        receiver.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+        # Who pings itself is answered.
+        sender = receiver if ping else other
+        sender.connect(("127.0.0.1", receiver.getsockname()[1]))
+        packet = bytes([8, 0, 0, 0, 0, 0, 0, 0]) + b"x" * 100
+        sender.send(packet)
+        receiver.recv(1 << 16)
+        while lost_of(receiver) < job["times"]:
+            sender.send(packet)
+        return lost_of(receiver)
+
+
+def lost_of(receiver: socket.socket) -> int:
+    """How many packets found no room."""
+    return int(struct.unpack_from("9I", receiver.getsockopt(socket.SOL_SOCKET, SO_MEMINFO, 64))[8])
 
 
 def sleep(job: dict[str, Any]) -> int:

@@ -35,11 +35,12 @@ TIMES = (
     Cause("reclaim", catalog.KERNEL_MEMORY_RECLAIM_TIME, _FROM_NANOSECONDS),
     Cause("tls_handshake", catalog.KERNEL_TLS_HANDSHAKE_TIME, _FROM_NANOSECONDS),
     Cause("tcp_connect", catalog.KERNEL_TCP_CONNECT_TIME, _FROM_NANOSECONDS),
+    Cause("tcp_zero_window", catalog.KERNEL_TCP_ZERO_WINDOW_TIME, _FROM_NANOSECONDS),
 )
 EVENTS = (
     Cause("tcp_retransmit", catalog.KERNEL_TCP_RETRANSMITS),
     Cause("tcp_reset", catalog.KERNEL_TCP_RESETS),
-    Cause("tcp_receive_queue_full", catalog.KERNEL_TCP_RECEIVE_QUEUE_FULL),
+    Cause("receive_queue_full", catalog.KERNEL_RECEIVE_QUEUE_FULL),
     Cause("block_error", catalog.KERNEL_BLOCK_ERRORS),
     Cause("oom_kill", catalog.KERNEL_MEMORY_OOM_KILLS),
 )

@@ -83,7 +83,17 @@ SHAPES: dict[int, Shape] = {
         "kernel.tcp.connect", _TCP, (Summary(catalog.KERNEL_TCP_CONNECT_TIME, _SUM, "duration"),)
     ),
     Kind.TCP_ZERO_WINDOW: Shape(
-        "kernel.tcp.receive_queue_full", _TCP, (Summary(catalog.KERNEL_TCP_RECEIVE_QUEUE_FULL, _COUNT),)
+        "kernel.tcp.zero_window",
+        _TCP,
+        (
+            Summary(catalog.KERNEL_TCP_ZERO_WINDOWS, _COUNT),
+            Summary(catalog.KERNEL_TCP_ZERO_WINDOW_TIME, _SUM, "duration"),
+        ),
+    ),
+    Kind.RECEIVE_QUEUE_FULL: Shape(
+        "kernel.receive_queue_full",
+        {**_TCP, "protocol": catalog.NETWORK_TRANSPORT},
+        (Summary(catalog.KERNEL_RECEIVE_QUEUE_FULL, _COUNT),),
     ),
     Kind.SCHED_WAIT: Shape(
         "kernel.sched.wait",
@@ -167,6 +177,7 @@ def shape_of(record: np.void, probe: str) -> Shape | None:
     )
 
 
+_TRANSPORTS = {6: "tcp", 17: "udp"}
 _TLS_VERSIONS = {0x0301: "1.0", 0x0302: "1.1", 0x0303: "1.2", 0x0304: "1.3"}
 
 
@@ -179,6 +190,8 @@ def shown(field: str, record: np.void) -> Scalar | None:
         return int(value) if np.issubdtype(value.dtype, np.integer) else None
     if field.endswith("address"):
         return _address(bytes(value))
+    if field == "protocol":
+        return _TRANSPORTS.get(int(value))
     if field == "version":
         return _TLS_VERSIONS.get(int(value))
     if field == "stack":

@@ -39,6 +39,7 @@ TCP = np.dtype(
         ("local_port", "<u2"),
         ("remote_port", "<u2"),
         ("state", "u1"),
+        ("protocol", "u1"),
         ("bytes", "<u4"),
         ("smoothed_rtt_us", "<u4"),
         ("segments", "<u4"),
@@ -175,6 +176,25 @@ def test_sums_add_up_and_maxima_do_not():
         "kernel.match": "thread",
     }
     assert not span.events
+
+
+def test_stalls_say_how_long_and_full_queues_of_which_protocol():
+    """A peer that did not read, twice, and a datagram that found no room."""
+    bench = Bench()
+    stalls, lost = retransmits(1, 1), retransmits(1)
+    stalls.records["kind"], stalls.records["duration"] = Kind.TCP_ZERO_WINDOW, (30, 70)
+    lost.records["kind"], lost.records["protocol"] = Kind.RECEIVE_QUEUE_FULL, 17
+    bench.join.take(stalls)
+    bench.join.take(lost)
+    (span,) = bench.pass_through({})
+    attributes = attributes_of(span.attributes)
+    assert attributes["kernel.tcp.zero_windows"] == 2
+    assert attributes["kernel.tcp.zero_window.time"] == 100
+    assert attributes["kernel.receive_queue_full"] == 1
+    assert [event.name for event in span.events] == 2 * ["kernel.tcp.zero_window"] + [
+        "kernel.receive_queue_full"
+    ]
+    assert attributes_of(span.events[2].attributes)["network.transport"] == "udp"
 
 
 def test_a_storm_on_one_span_is_counted_and_not_written_out():

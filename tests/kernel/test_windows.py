@@ -1,0 +1,131 @@
+"""Connections on which nobody reads: who waits to send, and whose queue is full."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import subprocess
+import time
+from contextlib import contextmanager
+from threading import Thread
+
+import pytest
+
+from otel_bridge.model import KernelEventKind, Match
+from tests.support.kernel import eventually, followed, monitoring
+
+PRIME = 23
+HOLD = 0.3
+MUCH = 8 << 20
+
+
+@contextmanager
+def serving(handle):
+    """A server that does this with each connection, in a thread of its own; answers the port."""
+    server = socket.create_server(("127.0.0.1", 0), backlog=64)
+    threads: list[Thread] = []
+
+    def accept() -> None:
+        while True:
+            try:
+                connection, _ = server.accept()
+            except OSError:
+                return
+            threads.append(Thread(target=handle, args=(connection,), daemon=True))
+            threads[-1].start()
+
+    thread = Thread(target=accept, daemon=True)
+    thread.start()
+    try:
+        yield server.getsockname()[1]
+    finally:
+        server.shutdown(socket.SHUT_RDWR)
+        server.close()
+        for running in (thread, *threads):
+            running.join()
+
+
+def read_late(connection: socket.socket) -> None:
+    """Nothing for a while, then everything."""
+    with connection:
+        time.sleep(HOLD)
+        while connection.recv(1 << 20):
+            pass
+
+
+def send_much(connection: socket.socket) -> None:
+    """More than queues hold."""
+    with connection:
+        connection.sendall(bytes(MUCH))
+
+
+def test_a_peer_that_does_not_read_is_on_the_span_that_waits(worker):
+    """From the segment that closed the window to the one that opened it."""
+    with serving(read_late) as port, monitoring("tcp") as monitor:
+        followed(monitor, worker.pid)
+        for number in range(1, PRIME + 1):
+            # One after the other: short of memory, the kernel makes windows small instead of zero.
+            worker.do({"do": "upload", "span": number, "port": port, "size": MUCH, "times": 1})
+    stalls = monitor.events.per_span(KernelEventKind.TCP_ZERO_WINDOW, match=Match.SOCKET)
+    assert set(stalls) == set(range(1, PRIME + 1))
+    for number in stalls:
+        records = monitor.events.on_span(KernelEventKind.TCP_ZERO_WINDOW, number)
+        # Once for as long as nobody reads; perhaps again, for a moment, when the reader is outrun.
+        assert (records["duration"] >= HOLD / 2 * 1e9).sum() == 1
+        assert (records["bytes"] > 0).all()
+        assert set(records["remote_port"]) == {port}
+
+
+def test_short_stalls_are_no_events_where_a_threshold_says_so(worker):
+    """The long one is left, one a connection."""
+    with serving(read_late) as port, monitoring("tcp", tcp={"window_threshold": HOLD / 3}) as monitor:
+        followed(monitor, worker.pid)
+        worker.do({"do": "upload", "span": 1, "port": port, "size": MUCH, "times": 1})
+        worker.do({"do": "upload", "span": 2, "port": port, "size": MUCH, "times": 1})
+    stalls = monitor.events.per_span(KernelEventKind.TCP_ZERO_WINDOW, match=Match.SOCKET)
+    assert stalls == {1: 1, 2: 1}
+
+
+def test_a_full_queue_is_on_the_span_that_reads_late(worker):
+    """Where the thread is that reads: there is one to ask."""
+    with serving(send_much) as port, monitoring("tcp") as monitor:
+        followed(monitor, worker.pid)
+        job = {"do": "download", "span": 1, "port": port, "seconds": HOLD, "times": PRIME}
+        [received] = worker.do(job)
+    assert received == PRIME * MUCH
+    found = monitor.events.on_span(KernelEventKind.RECEIVE_QUEUE_FULL, 1)
+    assert len(set(found["local_port"].tolist())) == PRIME
+    assert set(found["match"]) == {Match.THREAD}
+    assert set(found["remote_port"]) == {port}
+    assert set(found["protocol"]) == {socket.IPPROTO_TCP}
+
+
+def test_a_connection_that_ends_while_its_peer_reads_nothing_is_told(worker):
+    """Nobody opened the window."""
+    held: list[socket.socket] = []
+    with serving(held.append) as port, monitoring("tcp") as monitor:
+        followed(monitor, worker.pid)
+        worker.do({"do": "stall", "span": 1, "port": port, "seconds": HOLD, "times": PRIME})
+        eventually(
+            "all are told",
+            lambda: len(monitor.events.on_span(KernelEventKind.TCP_ZERO_WINDOW, 1)) == PRIME,
+        )
+    records = monitor.events.on_span(KernelEventKind.TCP_ZERO_WINDOW, 1)
+    assert (records["duration"] >= HOLD * 0.8e9).all()
+    for connection in held:
+        connection.close()
+
+
+@pytest.mark.parametrize("protocol", [socket.IPPROTO_UDP, socket.IPPROTO_ICMP], ids=["udp", "ping"])
+def test_packets_that_find_no_room_are_on_the_span_that_reads_the_socket(start_worker, namespace, protocol):
+    """As many as the socket itself counts."""
+    subprocess.run([*namespace, "sysctl", "-qw", "net.ipv4.ping_group_range=0 0"], check=True)
+    worker = start_worker(prefix=namespace)
+    with monitoring("tcp") as monitor:
+        followed(monitor, worker.pid)
+        [lost] = worker.do({"do": "lose", "span": 1, "protocol": protocol, "times": PRIME})
+    found = monitor.events.per_span(KernelEventKind.RECEIVE_QUEUE_FULL, match=Match.SOCKET)
+    assert found == {1: lost}
+    records = monitor.events.on_span(KernelEventKind.RECEIVE_QUEUE_FULL, 1)
+    assert set(records["protocol"]) == {protocol}
+    assert set(records["error"]) == {-errno.ENOMEM}
