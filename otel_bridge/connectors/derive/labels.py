@@ -128,8 +128,7 @@ class _Label:
                 continue
             pieces = batch.resolved_texts(slot)
             found = batch.resolved_numbers(slot) if self.numeric else None
-            truths = _truths(batch, slot) if self.numeric else None
-            if found is not None and truths is not None:
+            if found is not None and (truths := _truths(batch, slot, found)) is not None:
                 pieces.append(truths)
                 found[truths.rows] = np.nan
             more = texts.column(pieces, longest) if pieces else None
@@ -154,14 +153,17 @@ def _has(column: Column | None, numbers: NDArray[np.float64] | None, rows: int) 
 _TRUTHS = b"falsetrue"
 
 
-def _truths(batch: Batch, slot: int) -> Slices | None:
-    """The truths of an attribute, written out; those that steps have added are numbers."""
+def _truths(batch: Batch, slot: int, numbers: NDArray[np.float64]) -> Slices | None:
+    """The truths among an attribute's numbers, written out; those that steps have added are numbers."""
     records = batch.column(slot)
-    records = records[records["type"] == ValueType.BOOL]
-    if not len(records) or batch.plan.wants[slot].scope is not Scope.SPAN:
+    if not (records["type"] == ValueType.BOOL).any():
         return None
-    true = records["value"] != 0
-    rows = records["row"]
+    index = batch.by_span(slot)
+    rows = np.flatnonzero(index >= 0)
+    records = records[index[rows]]
+    # What an edit took away has no number, or another.
+    rows = rows[(records["type"] == ValueType.BOOL) & (records["value"] == numbers[rows])].astype("<u4")
+    true = numbers[rows] != 0
     return Slices(rows, _TRUTHS, np.where(true, 5, 0).astype("<u4"), np.where(true, 4, 5).astype("<u4"))
 
 
