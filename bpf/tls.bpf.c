@@ -165,6 +165,70 @@ static __always_inline void set_role(__u64 ssl, enum tls_role role)
 	connection->done = 0;
 }
 
+static __always_inline void set_fd(__u64 ssl, int fd)
+{
+	struct connection *connection = find_or_make(ssl);
+
+	if (connection)
+		connection->fd_plus_one = fd + 1;
+}
+
+static __always_inline void error_is_asked(__u64 ssl)
+{
+	__u64 thread = bpf_get_current_pid_tgid();
+	struct connection *connection = find(ssl);
+	struct call call = {.ssl = ssl};
+
+	if (connection && connection->began_ns && bpf_map_update_elem(&error_calls, &thread, &call, BPF_ANY))
+		count(COUNTER_LOST_STATE);
+}
+
+static __always_inline void error_is_told(int code)
+{
+	__u64 thread = bpf_get_current_pid_tgid(), ssl;
+	struct call *call = bpf_map_lookup_elem(&error_calls, &thread);
+	struct connection *connection;
+
+	if (!call)
+		return;
+	ssl = call->ssl;
+	bpf_map_delete_elem(&error_calls, &thread);
+	if (code != SSL_ERROR_SSL && code != SSL_ERROR_SYSCALL && code != SSL_ERROR_ZERO_RETURN)
+		return;
+	connection = find(ssl);
+	if (connection && connection->began_ns)
+		finish(connection, ssl, code);
+}
+
+static __always_inline void give_up(struct connection *connection, __u64 ssl)
+{
+	if (connection->began_ns)
+		finish(connection, ssl, TLS_ABANDONED);
+	connection->done = 0;
+}
+
+/* OpenSSL itself clears the object at the beginning of a handshake, inside the call. */
+static __always_inline void clear(__u64 ssl)
+{
+	__u64 thread = bpf_get_current_pid_tgid();
+	struct call *outer = bpf_map_lookup_elem(&handshake_calls, &thread);
+	struct connection *connection = find(ssl);
+
+	if (connection && !(outer && outer->ssl == ssl))
+		give_up(connection, ssl);
+}
+
+static __always_inline void forget(__u64 ssl)
+{
+	struct connection_key key = key_of(ssl);
+	struct connection *connection = bpf_map_lookup_elem(&connections, &key);
+
+	if (!connection)
+		return;
+	give_up(connection, ssl);
+	bpf_map_delete_elem(&connections, &key);
+}
+
 SEC("uprobe")
 int BPF_KPROBE(SSL_do_handshake, __u64 ssl)
 {
@@ -196,41 +260,21 @@ int BPF_KRETPROBE(handshake_return, int result)
 SEC("uprobe")
 int BPF_KPROBE(SSL_get_error, __u64 ssl)
 {
-	__u64 thread = bpf_get_current_pid_tgid();
-	struct connection *connection = find(ssl);
-	struct call call = {.ssl = ssl};
-
-	if (connection && connection->began_ns && bpf_map_update_elem(&error_calls, &thread, &call, BPF_ANY))
-		count(COUNTER_LOST_STATE);
+	error_is_asked(ssl);
 	return 0;
 }
 
 SEC("uretprobe")
 int BPF_KRETPROBE(SSL_get_error_return, int code)
 {
-	__u64 thread = bpf_get_current_pid_tgid(), ssl;
-	struct call *call = bpf_map_lookup_elem(&error_calls, &thread);
-	struct connection *connection;
-
-	if (!call)
-		return 0;
-	ssl = call->ssl;
-	bpf_map_delete_elem(&error_calls, &thread);
-	if (code != SSL_ERROR_SSL && code != SSL_ERROR_SYSCALL && code != SSL_ERROR_ZERO_RETURN)
-		return 0;
-	connection = find(ssl);
-	if (connection && connection->began_ns)
-		finish(connection, ssl, code);
+	error_is_told(code);
 	return 0;
 }
 
 SEC("uprobe")
 int BPF_KPROBE(SSL_set_fd, __u64 ssl, int fd)
 {
-	struct connection *connection = find_or_make(ssl);
-
-	if (connection)
-		connection->fd_plus_one = fd + 1;
+	set_fd(ssl, fd);
 	return 0;
 }
 
@@ -248,33 +292,17 @@ int BPF_KPROBE(SSL_set_accept_state, __u64 ssl)
 	return 0;
 }
 
-/* OpenSSL itself clears the object at the beginning of a handshake, inside the call. */
 SEC("uprobe")
 int BPF_KPROBE(SSL_clear, __u64 ssl)
 {
-	__u64 thread = bpf_get_current_pid_tgid();
-	struct call *outer = bpf_map_lookup_elem(&handshake_calls, &thread);
-	struct connection *connection = find(ssl);
-
-	if (!connection || (outer && outer->ssl == ssl))
-		return 0;
-	if (connection->began_ns)
-		finish(connection, ssl, TLS_ABANDONED);
-	connection->done = 0;
+	clear(ssl);
 	return 0;
 }
 
 SEC("uprobe")
 int BPF_KPROBE(SSL_free, __u64 ssl)
 {
-	struct connection_key key = key_of(ssl);
-	struct connection *connection = bpf_map_lookup_elem(&connections, &key);
-
-	if (!connection)
-		return 0;
-	if (connection->began_ns)
-		finish(connection, ssl, TLS_ABANDONED);
-	bpf_map_delete_elem(&connections, &key);
+	forget(ssl);
 	return 0;
 }
 
@@ -282,7 +310,7 @@ int BPF_KPROBE(SSL_free, __u64 ssl)
 SEC("tp_btf/sched_process_exit")
 int BPF_PROG(sched_process_exit, struct task_struct *task)
 {
-	__u64 thread = (__u64)FIELD(task, tgid) << 32 | (__u32)FIELD(task, pid);
+	__u64 thread = thread_of(task);
 
 	bpf_map_delete_elem(&handshake_calls, &thread);
 	bpf_map_delete_elem(&error_calls, &thread);
