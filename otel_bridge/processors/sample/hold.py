@@ -14,7 +14,6 @@ from otel_bridge.batch import Plan
 from otel_bridge.errors import QueueFullError, RetryableError, ShuttingDownError, StartError
 from otel_bridge.model import Signal
 from otel_bridge.processors.sample.journal import Journal
-from otel_bridge.processors.sample.reasons import Reason
 from otel_bridge.processors.sample.sample import held_traces
 from otel_bridge.processors.sample.waiting import Waiting
 
@@ -281,7 +280,7 @@ class Hold:
                 self._journal = journal
                 for trace, reason in left.kept.items():
                     if self._sample is not None:
-                        self._sample.must_keep(trace, Reason(reason))
+                        self._sample.must_keep(trace, reason)
                 for number, payload in left.pieces.items():
                     self._recover(number, payload)
             return self._journal
@@ -301,7 +300,7 @@ class Hold:
         """Whether a piece is on disk, or was settled before it had to be."""
         if piece.settled.done():
             return True
-        if self._place is None:
+        if self._place is None or self._hurried:
             return False
         try:
             journal = self._journal or await self._open(self._place)

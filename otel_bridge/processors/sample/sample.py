@@ -119,9 +119,9 @@ class Sample:
         kept, self._verdicts.newly_kept = self._verdicts.newly_kept, {}
         return kept
 
-    def must_keep(self, trace: bytes, reason: Reason) -> None:
-        """Keep a trace, as an earlier process has decided."""
-        self._verdicts.decide(trace, ALWAYS[reason])
+    def must_keep(self, trace: bytes, reason: int) -> None:
+        """Keep a trace, as an earlier process has decided; a reason that it did not know does not matter."""
+        self._verdicts.decide(trace, ALWAYS.get(first_of(reason & KEEP), ALWAYS[Reason.ERROR]))
 
     def recall(self, batch: Batch) -> list[bytes]:
         """Take in again what waiting spans say of their traces; the traces' ids."""
