@@ -41,6 +41,10 @@ rust: setup  ## the native crate: format, clippy, tests, bounded fuzzing
 bench: setup collector  ## every benchmark; figures go to tests/bench/results.json
 	@$(BIN)/python -m tests.bench $(ARGS)
 
+.PHONY: bench-join
+bench-join: setup  ## kernel events caused by known requests, counted on their spans; what probes cost (needs root)
+	@$(BIN)/python -m tests.bench.join $(ARGS)
+
 .PHONY: wheel
 wheel: setup  ## build a wheel into dist/
 	@$(BIN)/python -m build --wheel --no-isolation

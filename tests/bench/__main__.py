@@ -11,7 +11,15 @@ from rich.console import Console
 
 from tests.bench import data_path, figures
 
-PARTS = ("micro_codec", "micro_context", "micro_enrich", "micro_receiver", "micro_sample", "spanmetrics")
+PARTS = (
+    "micro_codec",
+    "micro_context",
+    "micro_enrich",
+    "micro_receiver",
+    "micro_sample",
+    "spanmetrics",
+    "join",
+)
 """Benches of single parts; each is a program of its own and keeps its own figures."""
 
 

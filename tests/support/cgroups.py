@@ -24,7 +24,7 @@ class MemoryCgroup:
     """
 
     def __init__(self, name: str, limit: int | None) -> None:
-        parent, self._limit_file, self._usage_file = _controller()
+        parent, self._limit_file, self._usage_file = memory_controller()
         self.path = parent / name
         self.path.mkdir()
         if limit is not None:
@@ -59,7 +59,12 @@ class MemoryCgroup:
         self.path.rmdir()
 
 
-def _controller() -> tuple[Path, str, str]:
+def memory_controller() -> tuple[Path, str, str]:
+    """Where memory cgroups are made, and the names of their files for the limit and for what is used.
+
+    Raises:
+        MissingControllerError: nowhere.
+    """
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         before, _, after = line.partition(" - ")
         mount, kind, options = Path(before.split()[4]), after.split()[0], after.split()[2]
