@@ -73,9 +73,9 @@ class Metrics:
         """Each metric that has series, for one output; without a reader with the values that nobody saw."""
         for metric, series in self.series.items():
             with self.lock:
-                points = series.final_points() if reader is None else series.points(reader, now)
-            if points:
-                yield metric, points
+                snapshot = series.final_snapshot() if reader is None else series.snapshot(reader, now)
+            if snapshot.labels:
+                yield metric, snapshot.points()
 
     @property
     def nbytes(self) -> int:
@@ -109,6 +109,7 @@ class Derive:
         for metric in catalog.DERIVED:
             self._overflow.labels(metric.name)
             self._expired.labels(metric.name)
+            self._count.labels(metric.name)
         self._swept = clock.monotonic()
 
     def adopt(self, older: Derive) -> None:

@@ -87,6 +87,61 @@ class Reader:
     hold: float = 0.0
 
 
+class Snapshot(NamedTuple):
+    """The series of one metric, copied: what is slow about reading them needs no lock.
+
+    Attributes:
+        labels: of each series; None: the overflow.
+        zero: which are shown at zero.
+        starts: unix nanoseconds.
+        sums: of observed values.
+        counts: a column a bucket.
+        worst: values of exemplars, a column a bucket, negative where there is none; no columns without them.
+        worst_time: their unix nanoseconds.
+        worst_ids: their trace and span ids.
+    """
+
+    labels: list[tuple[str, ...] | None]
+    zero: NDArray[np.bool_]
+    starts: NDArray[np.uint64]
+    sums: F8
+    counts: I8
+    worst: F8
+    worst_time: I8
+    worst_ids: NDArray[np.void]
+
+    def points(self) -> list[Point]:
+        """Series by series."""
+        buckets = self.counts.shape[1]
+        nothing = [0] * buckets
+        without: list[Exemplar | None] = [None] * buckets
+        columns = zip(
+            self.labels,
+            self.zero.tolist(),
+            self.starts.tolist(),
+            self.sums.tolist(),
+            self.counts.tolist(),
+            self._exemplars() if self.worst.size else [without] * len(self.labels),
+            strict=True,
+        )
+        return [
+            Point(labels, start, nothing, 0.0, without)
+            if at_zero
+            else Point(labels, start, counts, total, exemplars)
+            for labels, at_zero, start, total, counts, exemplars in columns
+        ]
+
+    def _exemplars(self) -> list[list[Exemplar | None]]:
+        columns = zip(self.worst.tolist(), self.worst_time.tolist(), self.worst_ids.tolist(), strict=True)
+        return [
+            [
+                Exemplar(value, time, *ids) if value >= 0 else None
+                for value, time, ids in zip(*buckets, strict=True)
+            ]
+            for buckets in columns
+        ]
+
+
 class Namer(Protocol):
     """Who numbers cells; a reload brings another, while requests of the one before are still under way."""
 
@@ -201,7 +256,7 @@ class Series:
             table[gone[table]] = _UNKNOWN
         return len(rows)
 
-    def points(self, reader: Reader, now: float) -> list[Point]:
+    def snapshot(self, reader: Reader, now: float) -> Snapshot:
         """All series as an output is to see them now; one that is new to it is at zero."""
         shown = np.full(self.rows, np.nan)
         before = self._shown.get(reader, shown)
@@ -210,48 +265,24 @@ class Series:
         fresh = self._live & np.isnan(shown)
         shown[fresh] = now
         self._shown[reader] = shown
-        zero = fresh | (now - shown < reader.hold)
-        live = np.flatnonzero(self._live)
-        return self._points(live, zero[live])
+        return self._snapshot(fresh | (now - shown < reader.hold))
 
-    def final_points(self) -> list[Point]:
+    def final_snapshot(self) -> Snapshot:
         """All series with their values, also those that were never shown at zero."""
-        live = np.flatnonzero(self._live)
-        return self._points(live, np.zeros(len(live), np.bool_))
+        return self._snapshot(np.zeros(self.rows, np.bool_))
 
-    def _points(self, rows: I8, zero: NDArray[np.bool_]) -> list[Point]:
-        nothing = [0] * self._buckets
-        without: list[Exemplar | None] = [None] * self._buckets
-        columns = zip(
-            rows.tolist(),
-            zero.tolist(),
-            self._starts[rows].tolist(),
-            self._sums[rows].tolist(),
-            self._counts[rows].tolist(),
-            self._exemplars(rows) if self._kept else [without] * len(rows),
-            strict=True,
+    def _snapshot(self, zero: NDArray[np.bool_]) -> Snapshot:
+        rows = np.flatnonzero(self._live)
+        return Snapshot(
+            [self._labels[row] for row in rows.tolist()],
+            zero[rows],
+            self._starts[rows],
+            self._sums[rows],
+            self._counts[rows],
+            self._worst[rows],
+            self._worst_time[rows],
+            self._worst_ids[rows],
         )
-        return [
-            Point(self._labels[row], start, nothing, 0.0, without)
-            if at_zero
-            else Point(self._labels[row], start, counts, total, exemplars)
-            for row, at_zero, start, total, counts, exemplars in columns
-        ]
-
-    def _exemplars(self, rows: I8) -> list[list[Exemplar | None]]:
-        columns = zip(
-            self._worst[rows].tolist(),
-            self._worst_time[rows].tolist(),
-            self._worst_ids[rows].tolist(),
-            strict=True,
-        )
-        return [
-            [
-                Exemplar(value, time, *ids) if value >= 0 else None
-                for value, time, ids in zip(*buckets, strict=True)
-            ]
-            for buckets in columns
-        ]
 
     def _tables(self) -> Iterator[I8]:
         for variants in self._of_cell.values():
