@@ -17,9 +17,11 @@ from rich.panel import Panel
 from rich.table import Table
 
 from demo import environments, report, spans
-from demo.checks import check_all
+from demo.checks import Check, check_all
 from demo.errors import DemoError
 from demo.places import ROOT, cache, new_run
+from demo.slow import run as slow
+from demo.slow import show
 from demo.stack import Stack, collector_binary
 from demo.traffic import ClientRun, Exchange, drive
 
@@ -130,6 +132,7 @@ def run(story: Story, *, keep: bool, shape: str) -> bool:
         report.before_and_after(console, before, after)
         console.print(report.by_client(after))
         checks = check_all(runs, before, after)
+        checks += make_one_slow(story, stack)
         report.verdict(console, checks)
         console.print(own_words(stack))
         closing(story, stack, keep=keep)
@@ -215,6 +218,19 @@ def wait_for_spans(
         "look at the bridge's log, and at the Collector's beside it",
         stack.run / "bridge.log",
     )
+
+
+def make_one_slow(story: Story, stack: Stack) -> list[Check]:
+    """The last part: a request whose packets are lost, and its span; nothing where that cannot be done."""
+    lacks = slow.missing(stack)
+    if lacks:
+        show.cannot(story.console, lacks)
+        return []
+    why = "Its packets are lost on loopback for a moment (a rule of nftables, on that connection alone)."
+    with story.step("Make one request slow", why):
+        told = slow.run(stack, story.done)
+    show.why(story.console, told)
+    return [show.check(told)]
 
 
 def own_words(stack: Stack) -> Table:

@@ -24,6 +24,15 @@ class Kind(IntEnum):
 
 
 @dataclass(frozen=True)
+class RecordedEvent:
+    """A span event."""
+
+    name: str
+    time_ns: int
+    attributes: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class RecordedSpan:
     """What the demo looks at in a span."""
 
@@ -35,6 +44,14 @@ class RecordedSpan:
     span_id: str
     parent_id: str
     attributes: dict[str, Any]
+    start_ns: int = 0
+    end_ns: int = 0
+    events: tuple[RecordedEvent, ...] = ()
+
+    @property
+    def duration_ns(self) -> int:
+        """How long it took."""
+        return self.end_ns - self.start_ns
 
 
 def read(path: Path) -> list[RecordedSpan]:
@@ -59,6 +76,12 @@ def _spans(export: dict[str, Any]) -> Iterator[RecordedSpan]:
                     span_id=span["spanId"],
                     parent_id=span.get("parentSpanId", ""),
                     attributes=_attributes(span),
+                    start_ns=int(span.get("startTimeUnixNano", 0)),
+                    end_ns=int(span.get("endTimeUnixNano", 0)),
+                    events=tuple(
+                        RecordedEvent(event["name"], int(event["timeUnixNano"]), _attributes(event))
+                        for event in span.get("events", [])
+                    ),
                 )
 
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 SIDECAR = ROOT / "collector-config" / "sidecar"
 MODELS = "processors.enrich.models={engine: tiny}"
 """The last resort for vLLM's spans, as an operator says it: a client's span may come after the server's."""
+KERNEL = "kernel.mode=auto"
+"""Kernel events where this user may load programs; nothing where not."""
 BUILD = ROOT / "collector-config" / "build.sh"
 
 
@@ -85,6 +87,7 @@ class Addresses:
             "EXPLAIN": "true",
             "BEFORE_FILE": str(run / "before.jsonl"),
             "AFTER_FILE": str(run / "after.jsonl"),
+            "KERNEL_FILE": str(run / "kernel.jsonl"),
         }
 
 
@@ -131,7 +134,10 @@ class Stack:
         )
         self._start(
             "bridge",
-            [sys.executable, "-m", "otel_bridge", "run", "-c", SIDECAR / "bridge.yaml", "--set", MODELS],
+            [
+                *(sys.executable, "-m", "otel_bridge", "run", "-c", SIDECAR / "bridge.yaml"),
+                *("--set", MODELS, "--set", KERNEL),
+            ],
             f"http://127.0.0.1:{at.bridge_metrics}/readyz",
             environment,
         )

@@ -87,10 +87,18 @@ class Functions:
             index = int(np.searchsorted(functions["value"], address, "right")) - 1
             if index < 0:
                 continue
-            into = address - int(functions["value"][index])
-            if into < max(int(functions["size"][index]), 1):
-                return f"{demangled(table.name(functions[index]))}+{into:#x}"
+            start = int(functions["value"][index])
+            if address - start >= max(int(functions["size"][index]), 1):
+                continue
+            first = int(np.searchsorted(functions["value"], start, "left"))
+            names = (table.name(symbol) for symbol in functions[first : index + 1])
+            return f"{demangled(min(names, key=_internal))}+{address - start:#x}"
         return None
+
+
+def _internal(name: bytes) -> tuple[int, int]:
+    """How much a name is the library's own affair: of poll and __poll people know the first."""
+    return len(name) - len(name.lstrip(b"_")), len(name)
 
 
 class _Mappings(NamedTuple):
@@ -124,23 +132,26 @@ class Symbolizer:
         room = TEXT_BYTES
         for depth, address in enumerate(addresses):
             # A call may be the last instruction of its function: what it returns to is the next one's then.
-            line = self._frame(pid, address - (depth > 0))[:_FRAME_LENGTH]
-            room -= len(line.encode()) + 1
-            if room < 0:
+            line = self._frame(pid, address - (depth > 0))
+            room -= len((line or "").encode()) + 1
+            # What lies in no code is no caller: a function used the frame pointer's register otherwise.
+            if room < 0 or (depth and line is None):
                 break
-            lines.append(line)
+            lines.append(line or f"{address:#x}")
         return "\n".join(lines)
 
-    def _frame(self, pid: int, address: int) -> str:
+    def _frame(self, pid: int, address: int) -> str | None:
+        """The function at an address; None when no code is mapped there."""
         mappings = self._mappings(pid)
         index = bisect_right(mappings.starts, address) - 1
         if index < 0 or address >= mappings.code[index].end:
-            return f"{address:#x}"
+            return None
         code = mappings.code[index]
         offset = address - code.start + code.offset
         functions = self._functions(code.file)
         name = functions.at(offset) if functions is not None else None
-        return f"{name} ({code.file.name})" if name else f"{code.file.name}+{offset:#x}"
+        frame = f"{name} ({code.file.name})" if name else f"{code.file.name}+{offset:#x}"
+        return frame[:_FRAME_LENGTH]
 
     def _mappings(self, pid: int) -> _Mappings:
         known = self._processes.get(pid)

@@ -14,10 +14,12 @@ from pathlib import Path
 import pytest
 
 from demo.spans import Kind, RecordedSpan, read
-from tests.support.processes import ROOT, Process, collector_binary, eventually, running
+from tests.support.kernel import needs_bpf
+from tests.support.processes import ROOT, Process, collector_binary, eventually, needs_command, running
 
 pytestmark = [pytest.mark.slow, pytest.mark.collector, pytest.mark.timeout(900)]
 
+SLOW = "client-slow"
 ASKED = "You are brief." + "Grüße aus Köln: naïve 日本語 prompt"
 
 
@@ -85,7 +87,8 @@ def test_prompts_are_measured_and_gone(demo, service, name):
 
 def test_vllms_spans_get_their_model(demo):
     """They carry none; the parent in the same trace, or the client's span, does."""
-    spans = [span for span in demo[1] if span.name == "llm_request"]
+    slow = {span.trace_id for span in demo[1] if span.service == SLOW}
+    spans = [span for span in demo[1] if span.name == "llm_request" and span.trace_id not in slow]
     assert len(spans) == 4 * 13
     assert {span.attributes["llm.model.id"] for span in spans} == {"tiny"}
     assert all(isinstance(span.attributes["gen_ai.usage.input_tokens"], int) for span in spans)
@@ -105,6 +108,29 @@ def test_batch_size_comes_from_the_query(demo):
 def test_traffic_is_marked(demo):
     """Every span of the clients and the engine says that no user made it."""
     assert {span.attributes.get("user_agent.synthetic.type") for span in demo[1]} == {"test"}
+
+
+def test_the_slow_request_names_its_cause(demo):
+    """Segments sent again within it, and the wait for them, stamped with its ids in the kernel."""
+    output, spans = demo
+    needs_bpf()
+    needs_command("nft", "nftables")
+    slow = max((span for span in spans if span.service == SLOW), key=lambda span: span.duration_ns)
+    assert slow.duration_ns > 500_000_000
+    names = [event.name for event in slow.events]
+    assert names.count("kernel.tcp.retransmit") >= 2
+    assert slow.attributes["kernel.tcp.retransmits"] == names.count("kernel.tcp.retransmit")
+    [wait] = [event for event in slow.events if event.name == "kernel.sched.wait"]
+    assert wait.attributes["kernel.match"] == "thread"
+    assert wait.attributes["kernel.duration"] > 0.8 * slow.duration_ns
+    assert "libc" in wait.attributes["code.stacktrace"]
+    for words in (
+        "Why was it slow?",
+        "kernel.tcp.retransmit",
+        "match socket",
+        "the slow request's span says",
+    ):
+        assert words in output
 
 
 def test_it_tells_what_happened_and_what_is_next(demo):

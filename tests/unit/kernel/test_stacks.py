@@ -50,6 +50,19 @@ def test_what_has_no_name_is_said_as_a_place():
     assert symbolizer.text(2**22 + 1, [address_of("getppid")]).startswith("0x")
 
 
+def test_of_several_names_the_public_one_is_shown():
+    """The C library calls most functions by two or three."""
+    text = Symbolizer(FakeClock()).text(os.getpid(), [address_of("poll") + 4])
+    assert text.startswith("poll+0x4 (libc")
+
+
+def test_a_stack_ends_where_no_code_is():
+    """Without frame pointers the walk goes on into data."""
+    place = address_of("getppid")
+    text = Symbolizer(FakeClock()).text(os.getpid(), [place + 4, 0x10, place + 5])
+    assert len(text.splitlines()) == 1
+
+
 def test_a_stack_ends_where_the_text_is_full():
     """Whole frames, the innermost ones."""
     symbolizer = Symbolizer(FakeClock())
