@@ -212,7 +212,7 @@ class KernelMonitor:
         self._reader = Reader(self._intake, self._alignment, interval=self._config.read_interval)
         self._ticker = Ticker(
             [
-                Timer(self._clock, self._config.sum_interval, self._take_sums),
+                Timer(self._clock, self._config.sum_interval, self._take_all),
                 Timer(self._clock, _CLOCK_INTERVAL, self._align),
                 Timer(self._clock, _COUNT_INTERVAL, self._count),
             ]
@@ -455,15 +455,18 @@ class KernelMonitor:
         with self._objects:
             self._loader.detach_file(name, file)
 
-    def _take_sums(self) -> None:
-        assert self._loader is not None
+    def _take_all(self) -> None:
         assert self._reader is not None
         began = self._clock.time_ns()
+        self._take_sums()
+        self._reader.read_all()
+        self.complete_until = began
+
+    def _take_sums(self) -> None:
+        assert self._loader is not None
         with self._objects:
             for loaded in self._loader.loaded.values():
                 self._intake.take_sums(loaded)
-        self._reader.read_all()
-        self.complete_until = began
 
     def _align(self) -> None:
         self._alignment.sample()
@@ -494,11 +497,17 @@ class KernelMonitor:
         malformed = self._intake.malformed.pop(name, 0)
         self._accounts.update(name, self._loader.count(name), malformed=malformed)
 
+    def costs(self) -> dict[str, dict[str, tuple[int, int]]]:
+        """By probe and program: nanoseconds and runs so far, with `run_statistics`."""
+        if self._loader is None:
+            return {}
+        with self._objects:
+            return {name: loaded.costs() for name, loaded in self._loader.loaded.items()}
+
     def _publish_costs(self) -> None:
-        assert self._loader is not None
         gauge = self._telemetry.gauge(catalog.KERNEL_PROGRAM_COST)
-        for name, loaded in self._loader.loaded.items():
-            for program, (nanoseconds, runs) in loaded.costs().items():
+        for name, programs in self.costs().items():
+            for program, (nanoseconds, runs) in programs.items():
                 if runs:
                     gauge.labels(name, program).set(nanoseconds / runs / 1e9)
 
