@@ -8,7 +8,7 @@ import binascii
 import hmac
 import ssl
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import orjson
@@ -34,8 +34,8 @@ SETTING = "control.alertmanager"
 PATH = "/v1/alertmanager"
 _OFF_LOOP = 256 << 10
 """Bytes from which on JSON leaves the event loop to others."""
-_SLICE = 100
-"""Alerts that are applied before others get a turn."""
+_SLICE = 0.0005
+"""Seconds after which others get a turn."""
 _CODES = ("200", "400", "401", "404", "405", "413", "503")
 _MOST_BYTES = 64 << 20
 """Of an answer of Alertmanager's API."""
@@ -171,10 +171,12 @@ class AlertmanagerWebhook:
 
 async def apply_all(book: AlertBook, alerts: Sequence[Alert], event: int) -> None:
     """Apply many, letting others have their turn."""
-    for at, alert in enumerate(alerts, 1):
+    end = time.perf_counter() + _SLICE
+    for alert in alerts:
         book.apply(alert, event)
-        if at % _SLICE == 0:
+        if time.perf_counter() > end:
             await asyncio.sleep(0)
+            end = time.perf_counter() + _SLICE
 
 
 class Renewal:
@@ -234,10 +236,7 @@ class Renewal:
             url = f"{self._config.url.rstrip('/')}/api/v2/alerts"
             async with self._session.get(url, params=query, allow_redirects=False) as response:
                 response.raise_for_status()
-                body = await response.content.read(_MOST_BYTES)
-            listed = orjson.loads(body)
-            if not isinstance(listed, list):
-                raise ValueError(f"expected a list of alerts, found {type(listed).__name__}")  # noqa: TRY301, TRY004
+                listed = _alerts_in(await _read_up_to(response, _MOST_BYTES))
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             if not self._failing:
                 log.warning(
@@ -257,6 +256,23 @@ class Renewal:
         while True:
             await self._clock.sleep(self._interval)
             await self.look()
+
+
+async def _read_up_to(response: aiohttp.ClientResponse, limit: int) -> bytes:
+    """The body; raises ValueError when it is longer than `limit`."""
+    body = bytearray()
+    async for piece in response.content.iter_any():
+        body += piece
+        if len(body) > limit:
+            raise ValueError(f"an answer of more than {limit} bytes")
+    return bytes(body)
+
+
+def _alerts_in(body: bytes) -> list[Any]:
+    listed = orjson.loads(body)
+    if not isinstance(listed, list):
+        raise ValueError(f"expected a list of alerts, found {type(listed).__name__}")  # noqa: TRY004 (as JSON's)
+    return listed
 
 
 def _goes_to(item: dict[str, object], receiver: str) -> bool:

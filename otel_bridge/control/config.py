@@ -515,6 +515,15 @@ class ControlConfig(_Model):
                 )
         return self
 
+    @property
+    def every_policy(self) -> tuple[PolicyConfig, ...]:
+        """The policies, each once, with the one that follows them."""
+        distinct: list[PolicyConfig] = []
+        for policy in (*self.policies, PolicyConfig()):
+            if policy not in distinct:
+                distinct.append(policy)
+        return tuple(distinct)
+
     def policy(self, key: str) -> PolicyConfig:
         """How the breaker of a target behaves."""
         return next((policy for policy in self.policies if matches(key, policy.targets)), PolicyConfig())

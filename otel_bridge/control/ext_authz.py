@@ -13,6 +13,7 @@ import grpc
 import grpc.aio
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
 from otel_bridge.control.gateways import DecisionMetrics, refusal
@@ -164,7 +165,7 @@ class GrpcDecisions:
             )
         except UnauthenticatedError as error:
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
-        except (BridgeError, ValueError) as error:
+        except (BridgeError, DecodeError) as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         decision = await self._decider.decide(key, trace)
         answer: bytes = check_response(decision).SerializeToString()

@@ -16,7 +16,7 @@ from otel_bridge.breakers import State
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-MOST_HOLDS = 1000
+MOST_HOLDS = 256
 """Alerts that are told apart for one target; those beyond share one hold, ended by its lease alone."""
 OVERFLOW = "overflow"
 """The key of that hold."""

@@ -44,10 +44,9 @@ class Sources:
         self._clock = board.clock
         self._rule_lease = board.config.rules.lease
         self._live_rules: dict[tuple[str, str], float] = {}
-        policies = dict.fromkeys((*board.config.policies, board.config.policy("")))
         self._watches = [
             _Watch(policy, reading, Level(reading.above, reading.duration, reading.stale_after))
-            for policy in policies
+            for policy in board.config.every_policy
             for reading in policy.readings
         ]
         self._late = telemetry.counter(catalog.CONTROL_LATE_RENEWALS)

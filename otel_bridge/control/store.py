@@ -60,7 +60,7 @@ def boot_id() -> str:
 
 @dataclass
 class _Pending:
-    records: dict[str, bytes | None]
+    records: dict[str, tuple[Record, Clocks]]
     entries: list[Entry]
 
     def __bool__(self) -> bool:
@@ -87,7 +87,7 @@ class StateStore:
         self._damaged = telemetry.counter(catalog.CONTROL_STORE_DAMAGED)
         self._recent: deque[Entry] = deque(maxlen=_RECENT)
         self._pending = _Pending({}, [])
-        self._known: dict[str, bytes] = {}
+        self._known: dict[str, tuple[Record, Clocks]] = {}
         self._wake = threading.Condition()
         self._busy = False
         self._ending = False
@@ -125,13 +125,13 @@ class StateStore:
 
     def save(self, target: str, record: Record) -> None:
         """Keep a record in place of the target's last one."""
-        data = None if record.idle and not record.judged else dump_bytes(record, self.clocks())
+        kept = record, self.clocks()
         with self._wake:
-            self._pending.records[target] = data
-            if data is None:
-                self._known.pop(target, None)
+            self._pending.records[target] = kept
+            if _worth_keeping(record):
+                self._known[target] = kept
             else:
-                self._known[target] = data
+                self._known.pop(target, None)
             self._wake.notify_all()
 
     def append(self, entry: Entry) -> None:
@@ -279,7 +279,7 @@ class StateStore:
         log.warning("the state of breakers is kept again", file=str(self._config.file))
         with self._wake:
             known = dict(self._known)
-        return self._write(_Pending({**known}, []))
+        return self._write(_Pending(known, []))
 
     def _write(self, pending: _Pending) -> bool:
         db = self._db
@@ -289,11 +289,15 @@ class StateStore:
             db.execute("BEGIN IMMEDIATE")
             db.executemany(
                 "REPLACE INTO breakers VALUES (?, ?)",
-                [(target, data) for target, data in pending.records.items() if data is not None],
+                [
+                    (target, dump_bytes(*kept))
+                    for target, kept in pending.records.items()
+                    if _worth_keeping(kept[0])
+                ],
             )
             db.executemany(
                 "DELETE FROM breakers WHERE target = ?",
-                [(target,) for target, data in pending.records.items() if data is None],
+                [(target,) for target, kept in pending.records.items() if not _worth_keeping(kept[0])],
             )
             db.executemany(
                 f"INSERT INTO audit ({_COLUMNS}) VALUES ({_PLACES})",  # noqa: S608 (constants)
@@ -313,6 +317,11 @@ class StateStore:
             self._disconnect()
             return False
         return True
+
+
+def _worth_keeping(record: Record) -> bool:
+    """Whether it says anything that a new one would not."""
+    return record.judged or not record.idle
 
 
 def _check(db: sqlite3.Connection) -> None:
