@@ -6,13 +6,18 @@ names, wrong units, rules that never fire). Durations are seconds.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from otel_bridge.explain import TAG
 from otel_bridge.rules.terms import Threshold, ValueTest
 from otel_bridge.units import Duration
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from otel_bridge.explain import Path
 
 Window = Annotated[Duration, Field(gt=0)]
 Tests = dict[str, ValueTest]
@@ -328,6 +333,15 @@ for _model in (AbsentCondition, NotCondition, AllCondition, AnyCondition, Sequen
     _model.model_rebuild()
 
 
+_NODE_MODELS: dict[str, type[_Model]] = {
+    "all": AllCondition,
+    "any": AnyCondition,
+    "not": NotCondition,
+    "sequence": SequenceCondition,
+    "absent": AbsentCondition,
+}
+
+
 def prometheus_name(label: str) -> str:
     """A label's name as Prometheus allows it."""
     return "".join(char if char.isascii() and (char.isalnum() or char == "_") else "_" for char in label)
@@ -344,6 +358,21 @@ def children(node: Node) -> list[Node]:
     if isinstance(node, NotCondition):
         return [node.not_]  # type: ignore[list-item]
     return [node.absent] if isinstance(node, AbsentCondition) else []  # type: ignore[list-item]
+
+
+def walk(rule: Rule) -> Iterator[tuple[Path, Node, float | None]]:
+    """Every condition of a rule: its place in the rule, itself, and its window in seconds (None: none)."""
+    yield from _walk(("when",), rule.when, None)  # type: ignore[arg-type]
+
+
+def _walk(path: Path, node: Node, around: float | None) -> Iterator[tuple[Path, Node, float | None]]:
+    window = getattr(node, "within", None) or around
+    yield path, node, window
+    below = children(node)
+    key = next((name for name in NODES if isinstance(node, _NODE_MODELS[name])), "")
+    for index, child in enumerate(below):
+        places = (key, str(index)) if isinstance(node, _Several) else (key,)
+        yield from _walk((*path, *places), child, window)
 
 
 def aggregate(leaf: Leaf) -> tuple[str, Any]:

@@ -1,0 +1,27 @@
+"""Settings of the rules."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from otel_bridge.units import Duration
+
+
+class RulesConfig(BaseModel):
+    """Composite rules, evaluated as spans, kernel events and readings come in."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    enabled: bool = Field(True, description="Whether the bridge evaluates rules itself.")
+    files: list[Path] = Field([], description="Rule sets: YAML files, and folders of *.yaml files.")
+    lateness: Duration = Field(
+        30.0,
+        gt=0,
+        description="How long after its end an item may come and still count; `absent` waits so much longer.",
+    )
+    max_ahead: Duration = Field(
+        10.0, description="Items further ahead of this machine's clock than so much are not looked at."
+    )
+    runbook_url: str = Field("runbook.md", description="Where alerts' runbooks are; headings are appended.")

@@ -1,0 +1,1 @@
+"""The streaming engine: columns in, firings out."""

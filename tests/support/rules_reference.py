@@ -1,0 +1,202 @@
+"""What a rule means, computed the slow way: every item is kept and the definition is evaluated as it reads.
+
+Nothing here is shared with the engine: no window is slid, no completion is remembered.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import pairwise, product
+
+STEPS = 60
+
+
+@dataclass(frozen=True)
+class Item:
+    """One item: what it is, when it happened (nanoseconds), whether it is a hit of conditions on its kind."""
+
+    kind: str
+    time: int
+    hit: bool
+
+
+@dataclass(frozen=True)
+class Count:
+    kind: str
+    needed: int
+    window: int
+    consecutive: bool = False
+
+    def completions(self, items: list[Item]) -> list[tuple[int, int]]:
+        hits = sorted(item.time for item in items if item.kind == self.kind and item.hit)
+        misses = [item.time for item in items if item.kind == self.kind and not item.hit]
+        out = []
+        for first in range(len(hits) - self.needed + 1):
+            run = hits[first : first + self.needed]
+            broken = self.consecutive and any(a <= miss <= b for a, b in pairwise(run) for miss in misses)
+            if not broken:
+                out.append((run[0], run[-1]))
+        return out
+
+    def truth(self, items, time, lateness):
+        return any(time - self.window <= a and b <= time for a, b in self.completions(items))
+
+    def edges(self, lateness):
+        return {self.window + 1}
+
+
+@dataclass(frozen=True)
+class Absent:
+    kind: str
+    window: int
+
+    def truth(self, items, time, lateness):
+        edge = time - self.window - lateness
+        if any(item.kind == self.kind and item.hit and edge <= item.time <= time for item in items):
+            return False
+        return None if edge < 0 else True
+
+    def edges(self, lateness):
+        return {self.window + lateness, self.window + lateness + 1}
+
+
+@dataclass(frozen=True)
+class Ratio:
+    kind: str
+    window: int
+    above: float
+    at_least: int
+
+    def truth(self, items, time, lateness):
+        step = self.window // STEPS
+        head = time // step
+        seen = [i for i in items if i.kind == self.kind and head - STEPS < i.time // step <= head]
+        if len(seen) < self.at_least:
+            return None
+        return sum(item.hit for item in seen) / len(seen) > self.above
+
+    def edges(self, lateness):
+        return set()
+
+
+@dataclass(frozen=True)
+class Sequence:
+    steps: tuple[Count, ...]
+    window: int
+
+    def truth(self, items, time, lateness):
+        chains = product(*(step.completions(items) for step in self.steps))
+        return any(
+            time - self.window <= chain[0][0]
+            and chain[-1][1] <= time
+            and all(a[1] < b[0] for a, b in pairwise(chain))
+            for chain in chains
+        )
+
+    def edges(self, lateness):
+        return {self.window + 1}
+
+
+@dataclass(frozen=True)
+class All:
+    parts: tuple
+
+    def truth(self, items, time, lateness):
+        found = [part.truth(items, time, lateness) for part in self.parts]
+        return False if False in found else None if None in found else True
+
+    def edges(self, lateness):
+        return set().union(*(part.edges(lateness) for part in self.parts))
+
+
+@dataclass(frozen=True)
+class Any(All):
+    def truth(self, items, time, lateness):
+        found = [part.truth(items, time, lateness) for part in self.parts]
+        return True if True in found else None if None in found else False
+
+
+@dataclass(frozen=True)
+class Not(All):
+    def truth(self, items, time, lateness):
+        found = self.parts[0].truth(items, time, lateness)
+        return None if found is None else not found
+
+
+@dataclass
+class Reference:
+    """One rule in one group, fed like the engine; `changes` is what the engine should say."""
+
+    condition: object
+    before: int = 0
+    after: int = 0
+    lateness: int = 0
+    grid: int = 0
+    drifts: bool = False
+    items: list[Item] = field(default_factory=list)
+    changes: list[tuple[bool, int]] = field(default_factory=list)
+    newest: int = 0
+    active: bool = False
+    true_since: int | None = None
+    last_true: int = -1
+
+    def interesting(self, first: int, last: int) -> list[int]:
+        """Every time in [first, last] at which anything may change."""
+        found = {item.time for item in self.items}
+        found |= {time + edge for time in (*found, 0) for edge in self.condition.edges(self.lateness)}
+        if self.grid:
+            found |= set(range(first // self.grid * self.grid, last + 1, self.grid))
+        if self.true_since is not None:
+            found.add(self.true_since + self.before)
+        elif self.active:
+            found.add(self.last_true + self.after)
+        return sorted(time for time in found if first <= time <= last)
+
+    def pass_to(self, now: int) -> None:
+        """Time passes, nothing comes; without anything under way there is nothing to look at."""
+        while self.drifts or self.active or self.true_since is not None:
+            times = self.interesting(self.newest + 1, now)
+            if not times:
+                return
+            self.look(times[0])
+
+    def take(self, item: Item) -> None:
+        late = item.time < self.newest
+        if not late:
+            self.pass_to(item.time - 1)
+        self.items.append(item)
+        if not late and (item.hit or self.drifts):
+            self.look(item.time)
+        if late:
+            for time in self.interesting(item.time, self.newest - 1):
+                self.look(time)
+            self.look(self.newest)
+
+    def look(self, time: int) -> None:
+        late = time < self.newest
+        self.newest = max(self.newest, time)
+        truth = self.condition.truth(self.items, time, self.lateness)
+        if late:
+            if truth and not self.before:
+                self.last_true = max(self.last_true, time)
+                self.begin(time)
+            return
+        if truth:
+            self.true_since = time if self.true_since is None else self.true_since
+            self.last_true = time
+            if time - self.true_since >= self.before:
+                self.begin(time)
+            return
+        if self.true_since is not None:
+            self.last_true = max(self.last_true, time - 1)
+        self.true_since = None
+        if truth is None:
+            self.last_true = time if self.active else self.last_true
+        elif self.active and time - self.last_true >= self.after:
+            self.active = False
+            self.changes.append((False, time))
+
+    def begin(self, time: int) -> None:
+        if not self.active:
+            self.active = True
+            self.changes.append((True, time))
