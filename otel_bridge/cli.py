@@ -132,7 +132,7 @@ def doctor(path: Path | None, overrides: tuple[str, ...], *, as_json: bool) -> N
     from otel_bridge.kernel.doctor import render  # noqa: PLC0415
     from otel_bridge.kernel.preflight import judge, survey  # noqa: PLC0415
 
-    report = judge(survey(), config)
+    report = judge(survey(headers=config.bcc.headers), config)
     if as_json:
         click.echo(json.dumps(report.as_dict()))
     else:

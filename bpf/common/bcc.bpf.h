@@ -93,10 +93,31 @@ static __always_inline long table_update(void *table, const void *item, const vo
 
 #define bpf_get_current_task_btf() ((struct task_struct *)bpf_get_current_task())
 
-/* What is kept with a socket or a thread; `key` says which one. */
+/* A thread is told by its number. A socket by its address, which is soon another one's: that TCP's are new is seen
+ * (STORAGE_GOES_WITH_OWNER), others are told by the number of their inode as well.
+ */
+struct socket_key {
+	__u64 address;
+	__u64 inode;
+};
+
+static __always_inline struct socket_key key_of_socket(struct sock *sk)
+{
+	struct socket_key key = {.address = (__u64)sk};
+	struct socket *socket;
+
+	if (FIELD(sk, sk_protocol) == IPPROTO_TCP)
+		return key;
+	socket = FIELD(sk, sk_socket);
+	key.inode = FIELD((struct socket_alloc *)((char *)socket - offsetof(struct socket_alloc, socket)),
+			  vfs_inode.i_ino);
+	return key;
+}
+
+/* What is kept with a socket or a thread. */
 #define KEPT_WITH(map, owner, create)                                                                         \
 	({                                                                                                     \
-		__u64 owner_ = (owner);                                                                        \
+		typeof(owner) owner_ = (owner);                                                                \
 		typeof((map)->value) kept_ = bpf_map_lookup_elem(map, &owner_);                               \
 		if (!kept_ && (create)) {                                                                      \
 			typeof(*(map)->value) empty_;                                                          \
@@ -108,14 +129,14 @@ static __always_inline long table_update(void *table, const void *item, const vo
 	})
 #define FORGET(map, owner)                                                                                    \
 	({                                                                                                     \
-		__u64 owner_ = (owner);                                                                        \
+		typeof(owner) owner_ = (owner);                                                                \
 		bpf_map_delete_elem(map, &owner_);                                                             \
 	})
 
-#define bpf_sk_storage_get(map, sk, value, flags) KEPT_WITH(map, (__u64)(sk), flags)
-#define bpf_sk_storage_delete(map, sk) FORGET(map, (__u64)(sk))
-#define bpf_task_storage_get(map, task, value, flags) KEPT_WITH(map, FIELD(task, pid), flags)
-#define bpf_task_storage_delete(map, task) FORGET(map, FIELD(task, pid))
+#define bpf_sk_storage_get(map, sk, value, flags) KEPT_WITH(map, key_of_socket(sk), flags)
+#define bpf_sk_storage_delete(map, sk) FORGET(map, key_of_socket(sk))
+#define bpf_task_storage_get(map, task, value, flags) KEPT_WITH(map, (__u64)FIELD(task, pid), flags)
+#define bpf_task_storage_delete(map, task) FORGET(map, (__u64)FIELD(task, pid))
 
 /* As the helper: NULL for what is no whole TCP socket. */
 static __always_inline struct tcp_sock *bcc_tcp_sock(struct sock *sk)

@@ -25,7 +25,7 @@ struct senders {
 /* Shared by all objects that look at sockets; goes with the socket. */
 STORAGE(senders, BPF_MAP_TYPE_SK_STORAGE, struct senders);
 
-static __always_inline bool before(__u32 one, __u32 other)
+static __always_inline bool is_before(__u32 one, __u32 other)
 {
 	return (__s32)(one - other) < 0;
 }
@@ -72,9 +72,9 @@ static __always_inline void sender_of(const struct senders *all, __u32 byte, str
 	for (__u32 i = 1; i <= SENDERS && i <= count_; i++) {
 		const struct sender *sender = &all->last[(count_ - i) & (SENDERS - 1)];
 
-		if (!before(byte, sender->from)) {
+		if (!is_before(byte, sender->from)) {
 			/* An older one's bytes end where the next one's begin. */
-			if (!newest || sender->open || before(byte, sender->to))
+			if (!newest || sender->open || is_before(byte, sender->to))
 				*origin = sender->origin;
 			break;
 		}

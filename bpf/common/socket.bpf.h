@@ -5,8 +5,6 @@
 #include "context.bpf.h"
 #include "request.h"
 
-enum { PROTOCOL_TCP = 6 };
-
 struct stamp {
 	__u64 sequence; /* odd while somebody writes; BCC has no atomic operations on less than 64 bits */
 	__u64 connect_ns; /* when the connection attempt began; 0: none under way */
@@ -35,8 +33,7 @@ static __always_inline bool use_of_socket(struct sock *sk, struct origin *origin
 	const struct thread_layout *layout = layout_of(FIELD(task, tgid));
 	const struct http_request *request;
 
-	/* Where a table by address stands in for storage, new sockets must be told from old ones: TCP's are. */
-	if (!may_have_spans(layout) || (!STORAGE_GOES_WITH_OWNER && FIELD(sk, sk_protocol) != PROTOCOL_TCP))
+	if (!may_have_spans(layout))
 		return false;
 	if (layout && layout->silent) {
 		request = request_on(bpf_get_socket_cookie(sk));

@@ -194,6 +194,21 @@ class ProbesConfig(_Model):
         return self
 
 
+class BccConfig(_Model):
+    """BCC, which compiles the probes where the kernel does not tell its types."""
+
+    headers: str = Field(
+        "",
+        description="Directory of the running kernel's headers; empty: where they belong, "
+        "/lib/modules/<release>/build, or what the kernel itself brings (/sys/kernel/kheaders.tar.xz).",
+    )
+    cache: str = Field(
+        "/var/cache/otel-bridge/bcc",
+        description="Directory that keeps compiled programs, since compiling takes some seconds a probe; "
+        "nobody else may write to it. Empty: compile at every start.",
+    )
+
+
 def _mode(value: object) -> object:
     """YAML reads a bare `off` as false."""
     return "off" if value is False else value
@@ -206,6 +221,11 @@ class KernelConfig(_Model):
         "auto",
         description="auto: load what this machine lets load, and say what not. required: or do not start.",
     )
+    backend: Literal["auto", "libbpf", "bcc"] = Field(
+        "auto",
+        description="What loads the probes. auto: libbpf where the kernel tells its types (BTF), else BCC.",
+    )
+    bcc: BccConfig = BccConfig()
     probes: ProbesConfig = ProbesConfig()
     obi_table: str = Field(
         "",

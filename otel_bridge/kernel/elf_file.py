@@ -82,8 +82,14 @@ class SymbolTable:
 
     def defines(self, name: bytes) -> bool:
         """Whether a function of this name is in the file itself, not asked of another one."""
+        return self.find(name) is not None
+
+    def find(self, name: bytes) -> np.void | None:
+        """The function of this name that is in the file itself; None when there is none."""
         functions = self.functions()
-        return bool(np.isin(functions["name"], list(self._places(name))).any())
+        found = functions[np.isin(functions["name"], list(self._places(name)))]
+        first: np.void | None = found[0] if len(found) else None
+        return first
 
     def functions(self) -> NDArray[np.void]:
         """The functions that are defined here."""
@@ -123,6 +129,14 @@ class Segments:
             into = offset - int(segment["offset"])
             if 0 <= into < int(segment["file_size"]):
                 return int(segment["address"]) + into
+        return None
+
+    def offset_of(self, address: int) -> int | None:
+        """Where in the file lies what symbols say to be at an address; the reverse of `address_of`."""
+        for segment in self.loaded:
+            into = address - int(segment["address"])
+            if 0 <= into < int(segment["file_size"]):
+                return int(segment["offset"]) + into
         return None
 
 
@@ -219,6 +233,14 @@ class ElfFile:
                 if text in os.pread(self._fd, min(_PIECE + len(text), end - place), place):
                     return True
         return False
+
+    def offset_of(self, function: bytes) -> int | None:
+        """Where in the file a function begins; None when the file does not define it."""
+        for table in self.tables():
+            symbol = table.find(function)
+            if symbol is not None:
+                return self.segments.offset_of(int(symbol["value"]))
+        return None
 
     def close(self) -> None:
         """Let go of the file."""

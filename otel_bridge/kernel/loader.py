@@ -1,4 +1,4 @@
-"""Loads probes through libbpf, shares what they share, and swaps one while the others run."""
+"""Loads probes through a back end, shares what they share, and swaps one while the others run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import structlog
 
 from otel_bridge.errors import BridgeError
 from otel_bridge.kernel.config import ProbeConfig
-from otel_bridge.kernel.libbpf import LibbpfError, Map, Object, run_statistics
+from otel_bridge.kernel.libbpf import LibbpfError, Map, run_statistics
 from otel_bridge.kernel.probes.base import CONFIG_SECTION, constants
 from otel_bridge.kernel.records import CONTEXT_SOURCES, RATE_LIMIT, THREAD_LAYOUT, U4, U8, Counter
 from otel_bridge.kernel.ring import Ring, RingMemory
@@ -24,10 +24,14 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from otel_bridge.kernel.backend import Backend
+    from otel_bridge.kernel.bcc_object import BccObject
     from otel_bridge.kernel.config import KernelConfig
-    from otel_bridge.kernel.libbpf import Library, Link
+    from otel_bridge.kernel.core_object import Link, Object
+    from otel_bridge.kernel.libbpf import Library
     from otel_bridge.kernel.probes.base import Probe, Program, Sums, Uprobe
     from otel_bridge.kernel.records import Dtype
+    from otel_bridge.kernel.uprobe import Descriptors
 
 log = structlog.get_logger(__name__)
 
@@ -85,7 +89,7 @@ class SumTables:
         return full.take_all(self._room)
 
 
-def attach(obj: Object, path: str, uprobe: Uprobe) -> Link:
+def attach(obj: Object | BccObject, path: str, uprobe: Uprobe) -> Link | Descriptors:
     """Attach one program to one place in a file.
 
     Raises:
@@ -115,9 +119,9 @@ class AttachedFile:
 
     fd: int
     uprobes: tuple[Uprobe, ...]
-    links: list[Link] = field(default_factory=list)
+    links: list[Link | Descriptors] = field(default_factory=list)
 
-    def attach(self, obj: Object) -> None:
+    def attach(self, obj: Object | BccObject) -> None:
         """Attach an object's programs.
 
         Raises:
@@ -131,7 +135,7 @@ class AttachedFile:
             self.detach()
             raise
 
-    def _attach_one(self, obj: Object, path: str, uprobe: Uprobe) -> None:
+    def _attach_one(self, obj: Object | BccObject, path: str, uprobe: Uprobe) -> None:
         try:
             link = attach(obj, path, uprobe)
         except LibbpfError as error:
@@ -162,14 +166,14 @@ class LoadedProbe:
     """
 
     probe: Probe
-    object: Object
+    object: Object | BccObject
     programs: list[Program]
     missing: list[Program]
     counters: Map
     ring: Ring | None = None
     ring_fd: int = -1
     sums: SumTables | None = None
-    links: list[Link] = field(default_factory=list)
+    links: list[Link | Descriptors] = field(default_factory=list)
 
     def attach(self) -> None:
         """Attach to the tracepoints.
@@ -209,8 +213,9 @@ class Loader:
         loaded: the probes at work, by name.
     """
 
-    def __init__(self, library: Library, config: KernelConfig) -> None:
+    def __init__(self, library: Library, backend: Backend, config: KernelConfig) -> None:
         self._library = library
+        self._backend = backend
         self.config = config
         self.cpus = library.possible_cpus
         self._kept: dict[tuple[str, str], int] = {}
@@ -251,17 +256,14 @@ class Loader:
         return loaded
 
     def _make(self, probe: Probe) -> LoadedProbe:
-        path = object_path(probe)
-        if not path.exists():
-            raise BridgeError(f"{path} is not built; mend with: {BUILD_COMMAND}")
-        present = self._library.kernel_tracepoints([program.tracepoint for program in probe.programs])
+        present = self._backend.tracepoints([program.tracepoint for program in probe.programs])
         programs, missing = choose(probe.programs, present)
         if probe.programs and not programs:
             raise BridgeError(
                 f"probe {probe.name}: this kernel ({os.uname().release}) has none of its tracepoints; "
                 + "; ".join(f"{program.tracepoint} needs {program.since}" for program in missing)
             )
-        obj = Object(self._library, path)
+        obj = self._backend.open(probe)
         try:
             self._prepare(obj, probe, {program.name for program in programs})
             obj.load()
@@ -271,7 +273,7 @@ class Loader:
             obj.close()
             raise
 
-    def _prepare(self, obj: Object, probe: Probe, programs: set[str]) -> None:
+    def _prepare(self, obj: Object | BccObject, probe: Probe, programs: set[str]) -> None:
         known = {program.name for program in probe.programs}
         for name in obj.programs:
             if name in known and name not in programs:
@@ -299,20 +301,20 @@ class Loader:
                 obj.share(name, kept)
 
     @staticmethod
-    def _place(obj: Object, name: str) -> tuple[str, str]:
+    def _place(obj: Object | BccObject, name: str) -> tuple[str, str]:
         return ("" if name in SHARED else obj.name, name)
 
-    def _keep(self, obj: Object) -> None:
+    def _keep(self, obj: Object | BccObject) -> None:
         for name in obj.maps:
             place = self._place(obj, name)
             if not name.startswith((".", _USDT_MAPS)) and place not in self._kept:
                 self._kept[place] = os.dup(obj.map_fd(name))
 
-    def _fd(self, obj: Object, name: str) -> int:
+    def _fd(self, obj: Object | BccObject, name: str) -> int:
         return self._kept[self._place(obj, name)]
 
     def _open(
-        self, obj: Object, probe: Probe, programs: list[Program], missing: list[Program]
+        self, obj: Object | BccObject, probe: Probe, programs: list[Program], missing: list[Program]
     ) -> LoadedProbe:
         counters = Map(self._library, self._fd(obj, "counters"), U4, U8)
         loaded = LoadedProbe(probe, obj, programs, missing, counters)
@@ -328,7 +330,7 @@ class Loader:
             loaded.sums = before.sums if before else self._sum_tables(obj, probe.sums)
         return loaded
 
-    def _sum_tables(self, obj: Object, sums: Sums) -> SumTables:
+    def _sum_tables(self, obj: Object | BccObject, sums: Sums) -> SumTables:
         for name in ("sums_a", "sums_b"):
             obj.map(name, sums.key, sums.value)  # raises when sizes differ
         first, second = (

@@ -15,6 +15,8 @@ from otel_bridge.errors import BridgeError, StartError
 from otel_bridge.events import KernelEvents
 from otel_bridge.kernel import privileges, thread_context
 from otel_bridge.kernel.accounts import Accounts, DeviceAccounts
+from otel_bridge.kernel.backend import BTF, LibbpfBackend, choose
+from otel_bridge.kernel.bcc import BccBackend
 from otel_bridge.kernel.clock import Alignment
 from otel_bridge.kernel.config import ProbeConfig
 from otel_bridge.kernel.discovery import PROC, Discovery
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 
     from otel_bridge.contracts import Clock
     from otel_bridge.events import KernelEventSink
+    from otel_bridge.kernel.backend import Backend
     from otel_bridge.kernel.config import KernelConfig, ProbesConfig, UserConfig
     from otel_bridge.kernel.discovery import Layout, MappedFile, Place
     from otel_bridge.kernel.loader import AttachedFile, LoadedProbe
@@ -151,20 +154,29 @@ class KernelMonitor:
             return
         try:
             library = Library()
-        except LibbpfError as error:
+            self._backend = self._choose_backend(library)
+        except BridgeError as error:
             self._give_up(str(error))
             return
-        self._loader = Loader(library, self._config)
+        self._loader = Loader(library, self._backend, self._config)
         self._ask_obi(library)
-        for probe in PROBES:
-            if is_wanted(probe, self._config.probes):
-                self._load(probe)
+        wanted = [probe for probe in PROBES if is_wanted(probe, self._config.probes)]
+        self._backend.prepare(wanted)
+        for probe in wanted:
+            self._load(probe)
         broken = [state for state in self.states.values() if not state.loaded]
         if broken and self._config.mode == "required":
             self.close()
             raise StartError("\n".join(f"probe {state.name}: {state.reason}" for state in broken))
         if self._loader.loaded:
             self._begin(library)
+
+    def _choose_backend(self, library: Library) -> Backend:
+        choice = choose(self._config, btf=BTF.exists())
+        log.info("probes are loaded", backend=choice.name, reason=choice.reason)
+        if choice.name == "bcc":
+            return BccBackend(library, self._config.bcc)
+        return LibbpfBackend(library)
 
     def _ask_obi(self, library: Library) -> None:
         assert self._loader is not None
@@ -193,11 +205,15 @@ class KernelMonitor:
             self._loaded_gauge.labels(probe.name).set(0)
             log.warning("a probe is not loaded", probe=probe.name, reason=str(error))
             return
-        missing = "; ".join(
+        missing = [
             f"without {program.gives}: tracepoint {program.tracepoint} needs Linux {program.since}"
             for program in loaded.missing
-        )
-        self.states[probe.name] = ProbeState(probe.name, loaded=True, reason=missing)
+        ]
+        limits = self._backend.limits(probe, self._config.probes)
+        if limits:
+            log.warning("a probe is loaded in part", probe=probe.name, reason=limits)
+        reason = "; ".join([*missing, *([limits] if limits else [])])
+        self.states[probe.name] = ProbeState(probe.name, loaded=True, reason=reason)
         self._loaded_gauge.labels(probe.name).set(1)
 
     def _begin(self, library: Library) -> None:
@@ -302,6 +318,8 @@ class KernelMonitor:
         if self._stacks is not None:
             self._stacks.stop()
         if self._discovery is not None:
+            # What comes of processes from here on is nobody's any more.
+            self._split.discovery = None
             self._discovery.stop()
         if self._ticker is not None:
             self._take_sums()
@@ -460,6 +478,8 @@ class KernelMonitor:
         began = self._clock.time_ns()
         self._take_sums()
         self._reader.read_all()
+        if self._stacks is not None:
+            self._stacks.settle(self._config.sum_interval)
         self.complete_until = began
 
     def _take_sums(self) -> None:

@@ -10,10 +10,11 @@ import os
 import re
 from dataclasses import asdict, dataclass, field
 from enum import Enum
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from otel_bridge.kernel import openssl, privileges
+from otel_bridge.kernel import bcc, openssl, privileges
+from otel_bridge.kernel.backend import BTF
+from otel_bridge.kernel.backend import choose as choose_backend
 from otel_bridge.kernel.discovery import PROC
 from otel_bridge.kernel.libbpf import LibbpfError, Library
 from otel_bridge.kernel.loader import BUILD_COMMAND, choose, object_path
@@ -21,13 +22,16 @@ from otel_bridge.kernel.openssl import Coverage, OpensslFile
 from otel_bridge.kernel.probes import PROBES, is_wanted
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from otel_bridge.kernel.backend import Choice
+    from otel_bridge.kernel.bcc import Headers
     from otel_bridge.kernel.config import KernelConfig
     from otel_bridge.kernel.probes.base import Probe
 
 MINIMUM_KERNEL = (5, 12)
 """Compare-and-exchange in programs; task storage and the current task in tracing programs came before."""
 
-_DIST_PACKAGES = Path("/usr/lib/python3/dist-packages")
 _INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # include/linux/proc_ns.h: PROC_PID_INIT_INO
 
 
@@ -73,6 +77,7 @@ class Machine:
         libbpf: its version; empty when it cannot be used.
         libbpf_error: why it cannot.
         bcc: its version; empty when it is not there.
+        headers: of a kernel, for BCC; None when there are none.
         nvml: the NVIDIA driver's library is there.
         initial_pid_namespace: processes have the same numbers here as in the kernel.
         tracepoints: of all that the probes ask for, which there are; empty when that cannot be told.
@@ -89,6 +94,7 @@ class Machine:
     libbpf: str = ""
     libbpf_error: str = ""
     bcc: str = ""
+    headers: Headers | None = None
     nvml: bool = False
     initial_pid_namespace: bool = True
     tracepoints: dict[str, bool] = field(default_factory=dict)
@@ -139,19 +145,27 @@ class Report:
 # Looking
 
 
-def survey(proc: Path = PROC) -> Machine:
-    """Look at this machine; needs no privileges, and sees less without them."""
+def survey(proc: Path = PROC, *, headers: str = "") -> Machine:
+    """Look at this machine; needs no privileges, and sees less without them.
+
+    Args:
+        proc: where procfs is mounted.
+        headers: `kernel.bcc.headers` of the configuration.
+    """
     version, error, tracepoints = _libbpf()
     openssl_files, unreadable = openssl.survey(proc)
+    module = bcc.find_module()
+    release = os.uname().release
     return Machine(
-        release=os.uname().release,
-        btf=Path("/sys/kernel/btf/vmlinux").exists(),
+        release=release,
+        btf=BTF.exists(),
         tracefs=_mounted("tracefs", proc),
         bpffs=_mounted("bpf", proc),
         capabilities=privileges.effective(),
         libbpf=version,
         libbpf_error=error,
-        bcc=bcc_version(_DIST_PACKAGES),
+        bcc=module.version if module else "",
+        headers=bcc.find_headers(release, headers),
         nvml=_loads("libnvidia-ml.so.1"),
         initial_pid_namespace=(proc / "self/ns/pid").stat().st_ino == _INITIAL_PID_NAMESPACE,
         tracepoints=tracepoints,
@@ -170,7 +184,7 @@ def _libbpf() -> tuple[str, str, dict[str, bool]]:
     try:
         return library.version, "", library.kernel_tracepoints(names)
     except LibbpfError:  # no BTF, which is a finding of its own
-        return library.version, "", {}
+        return library.version, "", bcc.traced(names)
 
 
 def _mounted(kind: str, proc: Path) -> str:
@@ -179,16 +193,6 @@ def _mounted(kind: str, proc: Path) -> str:
         if after.split(" ", 1)[0] == kind:
             return before.split()[4]
     return ""
-
-
-def bcc_version(directory: Path) -> str:
-    """The version of BCC's Python module, from the system's packages: the index's "bcc" is something else."""
-    try:
-        text = (directory / "bcc" / "version.py").read_text()
-    except OSError:
-        return ""
-    match = re.search(r"""__version__\s*=\s*['"]([^'"]+)""", text)
-    return match[1] if match else "unknown version"
 
 
 def _loads(name: str) -> bool:
@@ -205,13 +209,14 @@ def _loads(name: str) -> bool:
 def judge(machine: Machine, config: KernelConfig) -> Report:
     """What a machine's state means for the probes of a configuration."""
     return Report(
-        tuple(_machine_findings(machine)),
+        tuple(_machine_findings(machine, config)),
         tuple(_probe_finding(probe, machine, config) for probe in PROBES),
         tuple(_openssl_finding(file) for file in machine.openssl),
     )
 
 
-def _machine_findings(machine: Machine) -> list[Finding]:
+def _machine_findings(machine: Machine, config: KernelConfig) -> list[Finding]:
+    choice = choose_backend(config, btf=machine.btf)
     new_enough = machine.version >= MINIMUM_KERNEL
     needed = ".".join(map(str, MINIMUM_KERNEL))
     return [
@@ -222,12 +227,13 @@ def _machine_findings(machine: Machine) -> list[Finding]:
             f"{needed} or later; 6.3 to find spans through sockets",
             "" if new_enough else "boot a kernel of the distribution's next release",
         ),
+        Finding("back end", Verdict.OK, choice.name, choice.reason),
         Finding(
             "BTF",
-            Verdict.OK if machine.btf else Verdict.MISSING,
-            "/sys/kernel/btf/vmlinux" if machine.btf else "none",
-            "the kernel's own types, so that objects fit every kernel",
-            "" if machine.btf else "boot a kernel with CONFIG_DEBUG_INFO_BTF=y",
+            _verdict(machine.btf, needed=choice.name == "libbpf"),
+            str(BTF) if machine.btf else "none",
+            "libbpf: the kernel's own types, so that objects fit every kernel",
+            "" if machine.btf else _BTF_KERNEL,
         ),
         _library(machine),
         *(_capability(need, machine.capabilities) for need in privileges.NEEDS),
@@ -242,11 +248,12 @@ def _machine_findings(machine: Machine) -> list[Finding]:
         _mount("bpf", machine.bpffs, "/sys/fs/bpf", "pinned maps: the gate, other agents' contexts"),
         Finding(
             "BCC",
-            Verdict.OK if machine.bcc else Verdict.OPTIONAL,
+            _verdict(bool(machine.bcc), needed=choice.name == "bcc"),
             machine.bcc or "none",
             "kernels without BTF only",
-            "" if machine.bcc else "apt-get install python3-bpfcc linux-headers-$(uname -r)",
+            "" if machine.bcc else bcc.INSTALL,
         ),
+        _headers(machine, choice),
         Finding(
             "NVML",
             Verdict.OK if machine.nvml else Verdict.OPTIONAL,
@@ -268,6 +275,28 @@ def _machine_findings(machine: Machine) -> list[Finding]:
             f"sudo setcap {_SETCAP} $(readlink -f $(command -v python3))" if machine.unreadable else "",
         ),
     ]
+
+
+_BTF_KERNEL = "boot a kernel with CONFIG_DEBUG_INFO_BTF=y"
+
+
+def _verdict(found: bool, *, needed: bool) -> Verdict:  # noqa: FBT001 (what the verdict is on)
+    if found:
+        return Verdict.OK
+    return Verdict.MISSING if needed else Verdict.OPTIONAL
+
+
+def _headers(machine: Machine, choice: Choice) -> Finding:
+    headers = machine.headers
+    found = "none" if headers is None else f"{headers.path} ({headers.release or 'of unknown release'})"
+    fit = bcc.fit(headers, machine.release)
+    return Finding(
+        "kernel headers",
+        _verdict(fit, needed=choice.name == "bcc"),
+        found,
+        f"BCC: those of {machine.release}",
+        "" if fit else f"{bcc.INSTALL}, or set kernel.bcc.headers",
+    )
 
 
 def _openssl_in_all(files: tuple[OpensslFile, ...]) -> str:
@@ -328,18 +357,22 @@ def _probe_finding(probe: Probe, machine: Machine, config: KernelConfig) -> Find
             return Finding(probe.name, Verdict.OFF, f"{key} names none", probe.gives, f"{key}.functions")
         off = f"kernel.probes.{probe.name}.enabled"
         return Finding(probe.name, Verdict.OFF, f"{off}: false", probe.gives, f"{off}: true")
-    for finding in _machine_findings(machine):
+    for finding in _machine_findings(machine, config):
         if finding.verdict is Verdict.MISSING:
             found = f"{finding.subject}: {finding.found}"
             return Finding(probe.name, Verdict.MISSING, found, probe.gives, finding.mend)
+    by_bcc = choose_backend(config, btf=machine.btf).name == "bcc"
+    if by_bcc and probe.needs_libbpf:
+        mend = f"{_BTF_KERNEL}, or kernel.probes.{probe.name}.enabled: false"
+        return Finding(probe.name, Verdict.MISSING, f"not by BCC: {probe.needs_libbpf}", probe.gives, mend)
     if probe.name not in machine.objects:
         return Finding(
             probe.name, Verdict.MISSING, f"{probe.name}.bpf.o is not built", probe.gives, BUILD_COMMAND
         )
-    return _by_tracepoints(probe, machine)
+    return _by_tracepoints(probe, machine, bcc.limits(probe, config.probes) if by_bcc else "")
 
 
-def _by_tracepoints(probe: Probe, machine: Machine) -> Finding:
+def _by_tracepoints(probe: Probe, machine: Machine, limits: str) -> Finding:
     known = {program.tracepoint: False for program in probe.programs} | machine.tracepoints
     chosen, missing = choose(probe.programs, known)
     lacking = "; ".join(
@@ -351,8 +384,8 @@ def _by_tracepoints(probe: Probe, machine: Machine) -> Finding:
     stand_ins = "; ".join(
         f"by {program.tracepoint}: {program.gives}" for program in chosen if program.stands_in_for
     )
-    if lacking or stand_ins:
-        found = "; ".join(part for part in (lacking, stand_ins) if part)
+    if lacking or stand_ins or limits:
+        found = "; ".join(part for part in (lacking, stand_ins, limits) if part)
         return Finding(probe.name, Verdict.PARTIAL, found, probe.gives, upgrade if lacking else "")
     return Finding(probe.name, Verdict.OK, "all its tracepoints", probe.gives)
 

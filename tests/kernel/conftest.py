@@ -11,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from otel_bridge.kernel.bcc import INSTALL, find_module
+from tests.support import kernel
 from tests.support.kernel import Worker, needs_bpf
+from tests.support.kernel_headers import make_headers
 from tests.support.processes import needs_command
 
 HERE = Path(__file__).parent
@@ -20,6 +23,25 @@ HERE = Path(__file__).parent
 @pytest.fixture(autouse=True)
 def _bpf():
     needs_bpf()
+
+
+@pytest.fixture(scope="session")
+def bcc(tmp_path_factory):
+    """Settings for the BCC back end; what it compiles is kept for the session."""
+    if find_module() is None:
+        pytest.skip(f"needs BCC: {INSTALL}")
+    headers = make_headers(tmp_path_factory.mktemp("headers"))
+    cache = tmp_path_factory.mktemp("compiled")
+    return {"backend": "bcc", "bcc": {"headers": str(headers), "cache": str(cache)}}
+
+
+@pytest.fixture(params=["libbpf", "bcc"])
+def each_backend(request, monkeypatch):
+    """The test runs with probes that libbpf loads, and with the same ones compiled by BCC."""
+    name = request.param
+    settings = request.getfixturevalue("bcc") if name == "bcc" else {"backend": name}
+    monkeypatch.setattr(kernel, "backend", settings)
+    return name
 
 
 @pytest.fixture(scope="session")

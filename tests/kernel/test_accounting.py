@@ -18,6 +18,8 @@ from otel_bridge.kernel.config import KernelConfig
 from otel_bridge.model import KernelEventKind, Match
 from tests.support.kernel import ROOT, Monitor, config, followed, monitoring
 
+pytestmark = pytest.mark.usefixtures("each_backend")
+
 PRIME = 23
 STORM = 10_007
 

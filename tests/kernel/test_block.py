@@ -10,6 +10,8 @@ import pytest
 from otel_bridge.model import KernelEventKind, Match
 from tests.support.kernel import ROOT, followed, monitoring
 
+pytestmark = pytest.mark.usefixtures("each_backend")
+
 PRIME = 23
 SIZE = 4096
 

@@ -6,9 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from otel_bridge import catalog
 from otel_bridge.model import KernelEventKind, Match
 from tests.support.kernel import eventually, followed, monitoring, span_id, trace_id
+
+pytestmark = pytest.mark.usefixtures("each_backend")
 
 PRIME = 23
 

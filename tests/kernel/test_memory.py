@@ -11,6 +11,8 @@ from otel_bridge.model import KernelEventKind, Match
 from tests.support.cgroups import MIB, MemoryCgroup, MissingControllerError
 from tests.support.kernel import followed, monitoring
 
+pytestmark = pytest.mark.usefixtures("each_backend")
+
 LIMIT = 64 * MIB
 
 

@@ -10,6 +10,8 @@ from otel_bridge.model import KernelEventKind, Match
 from tests.support.kernel import followed, monitoring
 from tests.support.processes import needs_command
 
+pytestmark = pytest.mark.usefixtures("each_backend")
+
 SPANS = range(1, 9)
 
 

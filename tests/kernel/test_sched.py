@@ -9,6 +9,8 @@ import pytest
 from otel_bridge.model import KernelEventKind, Match
 from tests.support.kernel import followed, monitoring
 
+pytestmark = pytest.mark.usefixtures("each_backend")
+
 PRIME = 23
 HOGS = 3
 

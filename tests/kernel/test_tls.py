@@ -17,6 +17,8 @@ from otel_bridge.kernel.records import TLS_ABANDONED, TlsRole
 from otel_bridge.model import KernelEventKind, Match
 from tests.support.kernel import eventually, followed, monitoring
 
+pytestmark = pytest.mark.usefixtures("each_backend")
+
 PRIME = 23
 HOLD = 0.6
 TLS_1_2, TLS_1_3 = 0x0303, 0x0304

@@ -14,6 +14,8 @@ import pytest
 from otel_bridge.model import KernelEventKind, Match
 from tests.support.kernel import eventually, followed, monitoring
 
+pytestmark = pytest.mark.usefixtures("each_backend")
+
 PRIME = 23
 HOLD = 0.3
 MUCH = 8 << 20

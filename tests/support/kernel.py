@@ -144,6 +144,10 @@ class Monitor(KernelMonitor):
         return self._discovery.known
 
 
+backend: dict[str, Any] = {}
+"""What all configurations say about the back end; set for the time of a test (`each_backend`)."""
+
+
 def config(*probes: str, **settings: Any) -> KernelConfig:
     """A configuration with these probes only; a probe's own settings are given as `<probe>={…}`."""
     own = {name: settings.pop(name, {}) for name in PROBES}
@@ -153,6 +157,7 @@ def config(*probes: str, **settings: Any) -> KernelConfig:
             "drop_privileges": False,
             "scan_interval": 0.1,
             "sum_interval": 0.05,
+            **backend,
             "probes": {name: {"enabled": name in probes, **own[name]} for name in PROBES},
             **settings,
         }

@@ -101,6 +101,7 @@ class Probe:
         config_of: its part of the configuration; None for the probes that others stand on.
         serves: the probes that this one is loaded for; empty when it is for itself, or for all.
         constants: the value of its `.rodata.config`.
+        needs_libbpf: why the BCC back end cannot load it; empty when it can.
     """
 
     name: str
@@ -115,6 +116,7 @@ class Probe:
     config_of: Callable[[ProbesConfig], SwitchConfig | None] = _always
     constants: Callable[[ProbesConfig], NDArray[Any] | None] = _no_constants
     serves: frozenset[str] = frozenset()
+    needs_libbpf: str = ""
 
 
 def constants(dtype: Dtype, values: Mapping[str, int]) -> NDArray[Any]:

@@ -2,6 +2,10 @@
 
 from otel_bridge.kernel.probes.base import Probe, Program, Uprobe
 
+_PARSER = (
+    "the parser is verified function by function, for which its programs must come with type information"
+)
+
 PLAIN = Probe(
     name="requests",
     gives="programs that publish nothing: spans are found by the traceparent of the requests they read",
@@ -13,6 +17,7 @@ PLAIN = Probe(
         Program("sched_process_exit", "sched_process_exit", "5.5", "ended threads are forgotten"),
     ),
     config_of=lambda config: config.requests,
+    needs_libbpf=_PARSER,
 )
 
 ENCRYPTED = Probe(
@@ -30,4 +35,5 @@ ENCRYPTED = Probe(
     library=r"libssl[-.].*so.*",
     function="SSL_read",
     config_of=lambda config: config.tls_requests,
+    needs_libbpf=_PARSER,
 )

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from otel_bridge.kernel.bcc import Headers
 from otel_bridge.kernel.config import KernelConfig
 from otel_bridge.kernel.doctor import render
 from otel_bridge.kernel.openssl import Coverage, OpensslFile
-from otel_bridge.kernel.preflight import Machine, Verdict, bcc_version, judge, survey
+from otel_bridge.kernel.preflight import Machine, Verdict, judge, survey
 from otel_bridge.kernel.privileges import Capability
 from otel_bridge.kernel.probes import PROBES
 
@@ -24,12 +26,15 @@ GOOD = Machine(
     capabilities=frozenset(Capability),
     libbpf="v1.1",
     bcc="0.26.0",
+    headers=Headers(Path("/lib/modules/6.18.44-cloud/build"), "6.18.44-cloud"),
     nvml=True,
     tracepoints=ALL_TRACEPOINTS,
     objects=frozenset(probe.name for probe in PROBES),
     openssl=(OpensslFile("/usr/lib/libssl.so.3", Coverage.SHARED, ("nginx (7)", "python3 (8, elsewhere)")),),
 )
 
+
+OTHER_HEADERS = Headers(Path("/usr/src/linux-headers-6.1"), "6.1.0-57-amd64")
 
 EVERYTHING = {"probes": {"user": {"presets": ["llama.cpp"]}, "tls_requests": {"enabled": True}}}
 
@@ -52,7 +57,9 @@ def test_where_all_is_there_all_is_well():
     ("lacking", "subject", "mend"),
     [
         ({"release": "5.4.0-generic"}, "kernel", "next release"),
-        ({"btf": False}, "BTF", "CONFIG_DEBUG_INFO_BTF=y"),
+        ({"btf": False, "bcc": ""}, "BCC", "apt-get install python3-bpfcc"),
+        ({"btf": False, "headers": None}, "kernel headers", "linux-headers-$(uname -r)"),
+        ({"btf": False, "headers": OTHER_HEADERS}, "kernel headers", "kernel.bcc.headers"),
         ({"libbpf": "", "libbpf_error": "no such file"}, "libbpf", "apt-get install libbpf1"),
         ({"initial_pid_namespace": False}, "pid namespace", "hostPID: true"),
         ({"capabilities": frozenset()}, "CAP_BPF", "AmbientCapabilities=CAP_BPF"),
@@ -74,6 +81,7 @@ def test_what_every_probe_needs_stops_every_probe_and_says_what_mends_it(lacking
         ({"tracefs": ""}, "tracefs", "mount -t tracefs tracefs /sys/kernel/tracing"),
         ({"bpffs": ""}, "bpffs", "mount -t bpf bpf /sys/fs/bpf"),
         ({"bcc": ""}, "BCC", "apt-get install python3-bpfcc linux-headers-$(uname -r)"),
+        ({"headers": None}, "kernel headers", "linux-headers-$(uname -r)"),
         ({"nvml": False}, "NVML", "nvidia-driver"),
         ({"openssl": ()}, "OpenSSL", ""),
         ({"unreadable": 3}, "processes", "setcap cap_bpf,"),
@@ -86,6 +94,30 @@ def test_what_only_some_need_stops_nothing(lacking, subject, mend):
     finding = findings(machine)[subject]
     assert finding.verdict in (Verdict.OPTIONAL, Verdict.PARTIAL)
     assert mend in finding.mend
+
+
+def test_libbpf_asked_for_needs_the_types_of_the_kernel():
+    """Whatever else could load the probes."""
+    found = findings(replace(GOOD, btf=False), backend="libbpf")
+    assert (found["back end"].found, found["back end"].needed) == ("libbpf", "kernel.backend: libbpf")
+    assert found["BTF"].verdict is Verdict.MISSING
+    assert "CONFIG_DEBUG_INFO_BTF=y" in found["tcp"].mend
+
+
+def test_a_kernel_that_does_not_tell_its_types_does_with_bcc():
+    """What BCC cannot load is named, with the reason; the rest works."""
+    static = {"name": "evict", "library": "x", "usdt": "a:b"}
+    found = findings(replace(GOOD, btf=False), probes={"user": {"functions": [static]}})
+    assert found["back end"].found == "bcc"
+    assert "does not tell its types" in found["back end"].needed
+    assert found["BTF"].verdict is Verdict.OPTIONAL
+    assert found["requests"].verdict is Verdict.MISSING
+    assert "not by BCC: the parser" in found["requests"].found
+    assert "kernel.probes.requests.enabled: false" in found["requests"].mend
+    assert found["user"].verdict is Verdict.PARTIAL
+    assert found["user"].found.startswith("without evict: static tracepoints")
+    others = {probe.name for probe in PROBES} - {"requests", "tls_requests", "user"}
+    assert {found[name].verdict for name in others} == {Verdict.OK}
 
 
 def test_the_all_powerful_capability_does_instead():
@@ -161,14 +193,6 @@ def test_the_table_shows_every_finding_and_its_mend():
     assert "apt-get install libbpf1" in text
     for probe in PROBES:
         assert probe.gives in text
-
-
-def test_the_system_s_bcc_is_found_by_its_own_word(tmp_path):
-    """Debian's module, from whatever environment this runs in."""
-    (tmp_path / "bcc").mkdir()
-    assert bcc_version(tmp_path) == ""
-    (tmp_path / "bcc" / "version.py").write_text("__version__ = '0.26.0'\n")
-    assert bcc_version(tmp_path) == "0.26.0"
 
 
 def test_this_machine_can_be_surveyed_without_privileges():

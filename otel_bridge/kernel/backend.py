@@ -1,0 +1,92 @@
+"""What loads the probes: libbpf, or BCC where the kernel does not tell its types."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from otel_bridge.errors import BridgeError
+from otel_bridge.kernel.core_object import Object
+from otel_bridge.kernel.loader import BUILD_COMMAND, object_path
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from otel_bridge.kernel.bcc_object import BccObject
+    from otel_bridge.kernel.config import KernelConfig, ProbesConfig
+    from otel_bridge.kernel.libbpf import Library
+    from otel_bridge.kernel.probes.base import Probe
+
+BTF = Path("/sys/kernel/btf/vmlinux")
+
+
+class Backend(Protocol):
+    """Makes objects of probes, which the loader then treats alike."""
+
+    def tracepoints(self, names: Sequence[str]) -> dict[str, bool]:
+        """Which raw tracepoints the running kernel has."""
+
+    def prepare(self, probes: Iterable[Probe]) -> None:
+        """Do what takes long, for all probes at once; a probe that fails says so when it is opened."""
+
+    def open(self, probe: Probe) -> Object | BccObject:
+        """A probe's object, not loaded yet.
+
+        Raises:
+            BridgeError: there is none, or it cannot be made here.
+        """
+
+    def limits(self, probe: Probe, config: ProbesConfig) -> str:
+        """What of a configured probe this back end cannot do; empty when nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which back end, and why."""
+
+    name: Literal["libbpf", "bcc"]
+    reason: str
+
+
+def choose(config: KernelConfig, *, btf: bool) -> Choice:
+    """The back end for a kernel with or without BTF."""
+    if config.backend != "auto":
+        return Choice(config.backend, f"kernel.backend: {config.backend}")
+    if btf:
+        return Choice("libbpf", "the kernel tells its types (BTF)")
+    return Choice("bcc", f"the kernel does not tell its types: there is no {BTF} (CONFIG_DEBUG_INFO_BTF)")
+
+
+class LibbpfBackend:
+    """CO-RE objects, compiled long before."""
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+
+    def tracepoints(self, names: Sequence[str]) -> dict[str, bool]:
+        """See `Backend`."""
+        return self._library.kernel_tracepoints(names)
+
+    def prepare(self, probes: Iterable[Probe]) -> None:
+        """See `Backend`."""
+
+    def open(self, probe: Probe) -> Object:
+        """See `Backend`."""
+        return Object(self._library, built(probe))
+
+    def limits(self, probe: Probe, config: ProbesConfig) -> str:  # noqa: ARG002 (other back ends have some)
+        """See `Backend`."""
+        return ""
+
+
+def built(probe: Probe) -> Path:
+    """A probe's compiled object.
+
+    Raises:
+        BridgeError: it is not built.
+    """
+    path = object_path(probe)
+    if not path.exists():
+        raise BridgeError(f"{path} is not built; mend with: {BUILD_COMMAND}")
+    return path
