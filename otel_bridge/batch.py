@@ -186,7 +186,6 @@ class Slices(NamedTuple):
 
 _TEXTUAL = ("text", "slice", "const")
 _NUMERIC = ("int", "double", "bool")
-_OF_SPANS = (Scope.SPAN, Scope.RESOURCE, Scope.INSTRUMENTATION)
 _SPAN_EVENTS = 11  # field numbers in OTLP's Span and Span.Event
 _EVENT_NAME = 2
 _NO_U4: NDArray[np.uint32] = np.empty(0, "<u4")
@@ -200,6 +199,9 @@ def doubles(records: NDArray[np.void]) -> NDArray[np.float64]:
 def numbers(records: NDArray[np.void]) -> NDArray[np.float64]:
     """The values of INT, DOUBLE and BOOL records as doubles; NaN for every other type."""
     kinds = records["type"]
+    if (kinds == ValueType.INT).all():
+        whole: NDArray[np.float64] = records["value"].astype("<f8")
+        return whole
     out = np.where(kinds == ValueType.DOUBLE, doubles(records), records["value"].astype("<f8"))
     known = (kinds == ValueType.INT) | (kinds == ValueType.DOUBLE) | (kinds == ValueType.BOOL)
     return np.where(known, out, np.nan)
@@ -323,10 +325,13 @@ class Batch:
         Raises:
             ValueError: the slot is of a scope that a span has many of.
         """
-        out = np.full(len(self.spans), np.nan)
-        records = self._standing(slot)
+        owner = self._owner(slot)
+        out = np.full(len(self.spans) if owner is None else owner[1], np.nan)
+        records = self._left(self.column(slot))
         if len(records):
             out[records["row"]] = numbers(records)
+        if owner is not None:
+            return out[owner[0]]
         for insert in self._inserts_of(slot):
             out[insert.rows] = insert.values if insert.kind in _NUMERIC else np.nan
         return out
@@ -336,13 +341,20 @@ class Batch:
 
         The same rules as for `resolved_numbers`; attributes of other types are no strings.
         """
-        records = self._standing(slot)
-        inserts = self._inserts_of(slot)
+        records = self._left(self.column(slot))
         strings = records["type"] == ValueType.STRING
         texts = records if strings.all() else records[strings]
-        sent = Slices(texts["row"], self.data, texts["off"], texts["len"])
+        rows, offs, lens = texts["row"], texts["off"], texts["len"]
+        if (owner := self._owner(slot)) is not None:
+            place = np.full(owner[1], -1)
+            place[rows] = np.arange(len(rows))
+            index = place[owner[0]]
+            rows = np.flatnonzero(index >= 0).astype("<u4")
+            offs, lens = offs[index[rows]], lens[index[rows]]
+        sent = Slices(rows, self.data, offs, lens)
+        inserts = self._inserts_of(slot)
         if not inserts:
-            return [sent] if len(texts) else []
+            return [sent] if len(rows) else []
         settled = np.zeros(len(self.spans), np.bool_)
         out = []
         for insert in reversed(inserts):
@@ -352,20 +364,20 @@ class Batch:
         out.append(_unsettled(sent, settled))
         return [piece for piece in out if len(piece.rows)]
 
-    def _standing(self, slot: int) -> NDArray[np.void]:
-        """The records of a column that no edit took away, a resource's as if each of its spans had it."""
+    def _owner(self, slot: int) -> tuple[NDArray[np.uint32], int] | None:
+        """Each span's resource or scope, and how many there are; None: the attribute is a span's own."""
         scope = self.plan.wants[slot].scope
-        if scope not in _OF_SPANS:
-            raise ValueError(f"a span has many values of a {scope.name} attribute: read Batch.column")
-        records = self.column(slot)
-        if not len(records):
-            return records
-        if scope is not Scope.SPAN:
-            index = self.by_span(slot)
-            rows = np.flatnonzero(index >= 0).astype("<u4")
-            records = records[index[rows]]
-            records["row"] = rows
-        gone = self._current_edits().gone
+        if scope is Scope.SPAN:
+            return None
+        if scope is Scope.RESOURCE:
+            return self.spans["resource"], self.resources
+        if scope is Scope.INSTRUMENTATION:
+            return self.spans["scope"], len(self.scopes)
+        raise ValueError(f"a span has many values of a {scope.name} attribute: read Batch.column")
+
+    def _left(self, records: NDArray[np.void]) -> NDArray[np.void]:
+        """Those that no edit took away."""
+        gone = self._current_edits().gone if self.cuts or self.replacements else None
         return records if gone is None else records[~gone[records["kv_off"]]]
 
     def _inserts_of(self, slot: int) -> list[Insert]:

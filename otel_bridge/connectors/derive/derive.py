@@ -245,7 +245,9 @@ class _Observer:
 
         Negative values, and those above `largest`, are counted as bad instead.
         """
-        fits = mask & (values >= 0) & (values <= largest)
+        fits = mask & (values >= 0)
+        if largest != np.inf:
+            fits &= values <= largest
         rows = np.flatnonzero(fits)
         if len(rows) < np.count_nonzero(mask):
             self._refuse(metric, values[mask & ~fits], largest)

@@ -90,7 +90,7 @@ class Labelled:
 
     texts: Texts
     services: Column
-    cells: NDArray[np.uint32]
+    cells: NDArray[np.int64]
     traits: NDArray[np.uint8]
 
     def having(self, *traits: Trait) -> NDArray[np.bool_]:
@@ -224,7 +224,9 @@ class Labels:
         for number in range(len(self._values), len(self._cells)):
             self._meet(number)
         services = columns.get(catalog.SERVICE_NAME.key) or texts.column((), self._longest)
-        return Labelled(texts, services, cells, self._traits[cells])
+        # As NumPy indexes: each metric looks them up.
+        places = cells.astype("<i8")
+        return Labelled(texts, services, places, self._traits[places])
 
     def keys(self, metric: DerivedMetric) -> tuple[str, ...]:
         """The keys of a metric's labels: its own, further dimensions, and last what is observed."""
@@ -243,6 +245,11 @@ class Labels:
     def _of_cell(self, cell: int, keys: Sequence[str]) -> tuple[str, ...]:
         values = self._values[cell]
         return tuple(values[self._place[key]] for key in keys)
+
+    @property
+    def count(self) -> int:
+        """Of the cells that are known (series.Namer)."""
+        return len(self._values)
 
     @property
     def full(self) -> bool:

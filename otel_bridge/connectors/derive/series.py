@@ -145,6 +145,10 @@ class Snapshot(NamedTuple):
 class Namer(Protocol):
     """Who numbers cells; a reload brings another, while requests of the one before are still under way."""
 
+    @property
+    def count(self) -> int:
+        """Of the cells that are numbered."""
+
     def labels(self, metric: DerivedMetric, cell: int, variant: str) -> tuple[str, ...]:
         """The values of a metric's labels in a cell, what is observed (`variant`) as the last where given."""
 
@@ -205,7 +209,7 @@ class Series:
         self,
         observed: Observed,
         rows: I8,
-        cells: NDArray[np.uint32],
+        cells: I8,
         values: F8,
         namer: Namer,
         *,
@@ -288,12 +292,11 @@ class Series:
         for variants in self._of_cell.values():
             yield from variants.values()
 
-    def _series(self, cells: NDArray[np.uint32], namer: Namer, variant: str, observed: Observed) -> I8:
+    def _series(self, cells: I8, namer: Namer, variant: str, observed: Observed) -> I8:
         tables = self._of_cell.setdefault(namer, {})
         table = tables.get(variant)
-        highest = int(cells.max())
-        if table is None or highest >= len(table):
-            grown = np.full(max(2 * highest, 64), _UNKNOWN, "<i8")
+        if table is None or namer.count > len(table):
+            grown = np.full(2 * namer.count, _UNKNOWN, "<i8")
             if table is not None:
                 grown[: len(table)] = table
             table = tables[variant] = grown

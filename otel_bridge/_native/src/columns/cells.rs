@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use foldhash::fast::RandomState;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::PyBytes;
@@ -13,7 +14,7 @@ use super::{numbers, Stretches};
 #[pyclass(module = "otel_bridge._native.wire")]
 #[derive(Default)]
 pub struct Cells {
-    ids: HashMap<Arc<[u8]>, u32>,
+    ids: HashMap<Arc<[u8]>, u32, RandomState>,
     keys: Vec<Arc<[u8]>>,
 }
 
