@@ -2,7 +2,6 @@
 #include "common/request.bpf.h"
 #include "common/socket.bpf.h"
 #include "common/syscall.bpf.h"
-#include <bpf/bpf_tracing.h>
 
 char LICENSE[] SEC("license") = "Dual MIT/GPL";
 
@@ -20,32 +19,48 @@ static __always_inline void keep_stamp_true(struct sock *sk, struct http_request
 	stamp_socket(sk, &request->origin);
 }
 
-static __always_inline struct http_request *received_plain(__u64 socket, struct task_struct *task, __u32 length)
+static __always_inline struct http_request *received_plain(struct http_request *request, struct sock *sk,
+							   struct task_struct *task, __u32 length)
 {
 	struct user_buffer buffer = {};
+	__u32 available;
+	__u64 socket;
 
 	if (!buffer_of_syscall(task, length, &buffer))
 		buffer.size = 0;
-	return read_of_request(socket, buffer.data, buffer.size < length ? buffer.size : length, length);
+	available = buffer.size < length ? buffer.size : length;
+	if (!is_header(request, buffer.data, available))
+		return request;
+	socket = bpf_get_socket_cookie(sk);
+	if (!request)
+		request = make_request(socket);
+	if (request)
+		header_is_read(request, socket, buffer.data, available, length);
+	return request;
 }
 
+/* A process without a place in the table has had no request yet: of all that it reads, only the first characters
+ * are looked at.
+ */
 static __always_inline void received(struct sock *sk, int length, int flags)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
-	const struct thread_layout *layout = layout_of(task->tgid);
-	struct http_request *request;
+	const struct thread_layout *layout = layout_of(FIELD(task, tgid));
+	struct http_request *request = NULL;
 	__u64 socket;
 
-	if (length <= 0 || (flags & FLAG_PEEK) || sk->sk_type != SOCKET_STREAM || publishes(layout))
+	if (length <= 0 || (flags & FLAG_PEEK) || FIELD(sk, sk_type) != SOCKET_STREAM || publishes(layout))
 		return;
-	socket = bpf_get_socket_cookie(sk);
-	if (layout && (layout->silent & SILENT_TLS))
-		thread_received(thread_of(task), socket);
-	request = request_on(socket);
+	if (layout) {
+		socket = bpf_get_socket_cookie(sk);
+		if (layout->silent & SILENT_TLS)
+			thread_received(thread_of(task), socket);
+		request = request_on(socket);
+	}
 	if (request && request->encrypted)
 		read_after_answer(request);
 	else
-		request = received_plain(socket, task, length);
+		request = received_plain(request, sk, task, length);
 	if (request)
 		keep_stamp_true(sk, request);
 }
@@ -64,10 +79,11 @@ static __always_inline bool is_interim(struct task_struct *task, __u32 length)
 static __always_inline void sent(struct sock *sk, int length)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
+	const struct thread_layout *layout = layout_of(FIELD(task, tgid));
 	struct http_request *request;
 	__u64 socket;
 
-	if (publishes(layout_of(task->tgid)))
+	if (!layout || publishes(layout))
 		return;
 	socket = bpf_get_socket_cookie(sk);
 	request = request_on(socket);

@@ -1,8 +1,5 @@
 /* HTTP/1.1 requests that come in encrypted: read where libssl hands them to the program. */
-#include <linux/ptrace.h>
-
 #include "common/request.bpf.h"
-#include <bpf/bpf_tracing.h>
 
 char LICENSE[] SEC("license") = "Dual MIT/GPL";
 
@@ -47,12 +44,25 @@ static __always_inline __u32 length_of(const struct read_call *call, int result)
 	return length;
 }
 
+static __always_inline void decrypted(__u64 socket, const void *data, __u32 length)
+{
+	struct http_request *request = request_on(socket);
+
+	if (!is_header(request, data, length))
+		return;
+	if (!request)
+		request = make_request(socket);
+	if (!request)
+		return;
+	request->encrypted = 1;
+	header_is_read(request, socket, data, length, length);
+}
+
 static __always_inline void read_ends(int result)
 {
 	__u64 thread = bpf_get_current_pid_tgid();
 	struct read_call *found = bpf_map_lookup_elem(&read_calls, &thread);
 	struct thread_request *at = request_of_thread(thread);
-	struct http_request *request;
 	struct read_call call;
 	__u32 length;
 
@@ -61,11 +71,8 @@ static __always_inline void read_ends(int result)
 	call = *found;
 	bpf_map_delete_elem(&read_calls, &thread);
 	length = length_of(&call, result);
-	if (!length || !at || !at->received)
-		return;
-	request = read_of_request(at->received, (void *)call.data, length, length);
-	if (request)
-		request->encrypted = 1;
+	if (length && at && at->received)
+		decrypted(at->received, (void *)call.data, length);
 }
 
 SEC("uprobe")

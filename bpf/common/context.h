@@ -25,7 +25,7 @@ struct thread_layout {
  * programs enter it themselves.
  */
 enum silent {
-	SILENT_REQUESTS = 1, /* it was seen to read a request with a `traceparent` */
+	SILENT_REQUESTS = 1, /* it was seen to read an HTTP request */
 	SILENT_TLS = 2, /* it uses libssl */
 };
 

@@ -7,9 +7,6 @@
 #ifndef OTEL_BRIDGE_HTTP_BPF_H
 #define OTEL_BRIDGE_HTTP_BPF_H
 
-#include "kernel.h"
-#include <bpf/bpf_helpers.h>
-
 #include "context.bpf.h"
 #include "request.h"
 

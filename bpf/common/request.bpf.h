@@ -16,29 +16,38 @@ enum { ORDERLY_REQUESTS = 8 };
 /* What a new one begins as; too large for the stack beside what is read. */
 MAP(no_http_request, BPF_MAP_TYPE_ARRAY, 1, __u32, struct http_request);
 
-static __always_inline struct http_request *make_request(__u64 socket)
-{
-	__u32 zero = 0;
-	struct http_request *fresh = bpf_map_lookup_elem(&no_http_request, &zero);
-
-	if (!fresh || bpf_map_update_elem(&http_requests, &socket, fresh, BPF_NOEXIST)) {
-		count(COUNTER_LOST_STATE);
-		return NULL;
-	}
-	return request_on(socket);
-}
-
-/* Enters a process that publishes nothing into the table, or notes more about it. */
-static __always_inline void note_silent(__u32 tgid, enum silent what)
+/* Enters a process that publishes nothing into the table, or notes more about it; false when there is no room. */
+static __always_inline bool note_silent(__u32 tgid, enum silent what)
 {
 	struct thread_layout *layout = layout_of(tgid), fresh = {.silent = what};
 
 	if (!layout) {
-		if (bpf_map_update_elem(&processes, &tgid, &fresh, BPF_NOEXIST))
-			count(COUNTER_LOST_STATE);
-	} else if (layout->silent && !(layout->silent & what)) {
-		__sync_fetch_and_or(&layout->silent, what);
+		if (!bpf_map_update_elem(&processes, &tgid, &fresh, BPF_NOEXIST))
+			return true;
+		count(COUNTER_LOST_STATE);
+		return false;
 	}
+	if (layout->silent && !(layout->silent & what))
+		layout->silent |= what;
+	return true;
+}
+
+/* The first one that this process reads on a connection, which another may have handed over to it. */
+static __always_inline struct http_request *make_request(__u64 socket)
+{
+	__u32 zero = 0;
+	struct http_request *fresh = bpf_map_lookup_elem(&no_http_request, &zero), *made;
+
+	if (!fresh || !note_silent(bpf_get_current_pid_tgid() >> 32, SILENT_REQUESTS))
+		return NULL;
+	if (bpf_map_update_elem(&http_requests, &socket, fresh, BPF_ANY)) {
+		count(COUNTER_LOST_STATE);
+		return NULL;
+	}
+	made = request_on(socket);
+	if (made)
+		made->changed = 1;
+	return made;
 }
 
 static __always_inline struct thread_request *request_of_thread(__u64 thread)
@@ -102,7 +111,6 @@ static __always_inline void thread_is_at(__u64 thread, __u64 socket, const struc
 	at->origin = most;
 	asm volatile("" ::: "memory");
 	at->origin.match = origin->match;
-	note_silent(origin->tgid, SILENT_REQUESTS);
 }
 
 static __always_inline void thread_is_done(const struct http_request *request, __u64 socket)
@@ -165,29 +173,27 @@ static __always_inline void read_after_answer(struct http_request *request)
 		forget_span(request);
 }
 
-/* The running thread has read from a connection; `available` of `length` characters can be looked at. Returns the
- * request, NULL when the connection never had one.
- */
-static __always_inline struct http_request *read_of_request(__u64 socket, const void *data, __u32 available,
-						       __u32 length)
+/* Whether what the running thread has read from a connection is part of a header: of one that goes on, or begins. */
+static __always_inline bool is_header(struct http_request *request, const void *data, __u32 available)
 {
-	struct http_request *request = request_on(socket);
-	__u64 thread = bpf_get_current_pid_tgid();
-	int verdict;
 	__u32 first = 0;
 
-	if (!request || request->parser.phase == HTTP_IDLE) {
-		if (request)
-			read_after_answer(request);
-		if (available < HTTP_LEAST || bpf_probe_read_user(&first, sizeof(first), data) ||
-		    !begins_request(first))
-			return request;
-		if (!request)
-			request = make_request(socket);
-		if (!request)
-			return NULL;
+	if (request && request->parser.phase != HTTP_IDLE)
+		return true;
+	if (request)
+		read_after_answer(request);
+	return available >= HTTP_LEAST && !bpf_probe_read_user(&first, sizeof(first), data) && begins_request(first);
+}
+
+/* Reads on in a header; `available` of `length` characters can be looked at. */
+static __always_inline void header_is_read(struct http_request *request, __u64 socket, const void *data,
+					   __u32 available, __u32 length)
+{
+	__u64 thread = bpf_get_current_pid_tgid();
+	int verdict;
+
+	if (request->parser.phase == HTTP_IDLE)
 		http_begin(&request->parser);
-	}
 	verdict = http_read(&request->parser, (__u64)data, available, length);
 	if (request->parser.began) {
 		request->parser.began = 0;
@@ -201,7 +207,6 @@ static __always_inline struct http_request *read_of_request(__u64 socket, const 
 		count(COUNTER_BAD_HEADER);
 	else if (verdict == HTTP_UNREADABLE)
 		count(COUNTER_UNREADABLE);
-	return request;
 }
 
 static __always_inline void answer_begins(struct http_request *request, __u64 socket)

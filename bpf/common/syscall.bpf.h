@@ -2,9 +2,7 @@
 #ifndef OTEL_BRIDGE_SYSCALL_BPF_H
 #define OTEL_BRIDGE_SYSCALL_BPF_H
 
-#include "kernel.h"
-#include <bpf/bpf_core_read.h>
-#include <bpf/bpf_helpers.h>
+#include "backend.bpf.h"
 
 #if defined(__TARGET_ARCH_arm64)
 enum {

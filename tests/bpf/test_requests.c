@@ -253,6 +253,22 @@ static void a_request_without_a_span_tells_its_process(void)
 	CHECK(origin.match == MATCH_NONE && origin.tgid == TGID);
 }
 
+/* One process accepts, another serves: it inherits nothing of what the first one read. */
+static void a_connection_that_is_handed_over_begins_anew(void)
+{
+	begin();
+	receive(&server, REQUEST TRACEPARENT "\r\n");
+	task.tgid = TGID + 1;
+	fake.thread = thread_of(&task);
+	receive(&server, REQUEST "\r\n");
+	CHECK(!on_socket(&server));
+	answer(&server, "HTTP/1.1 200 OK\r\n\r\n");
+	receive(&server, REQUEST TRACEPARENT "\r\n");
+	CHECK(fake_map_of(&http_requests)->used == 1);
+	CHECK(request_on((unsigned long)&server)->origin.tgid == TGID + 1);
+	CHECK(counted(COUNTER_LOST_STATE) == 0);
+}
+
 static void an_interim_answer_and_one_that_was_not_sent_are_none(void)
 {
 	begin();
@@ -494,6 +510,7 @@ int main(void)
 	RUN(a_body_belongs_to_its_request);
 	RUN(a_request_within_a_request_takes_the_span_away);
 	RUN(a_request_without_a_span_tells_its_process);
+	RUN(a_connection_that_is_handed_over_begins_anew);
 	RUN(an_interim_answer_and_one_that_was_not_sent_are_none);
 	RUN(connections_of_the_thread_carry_its_span_while_it_has_one);
 	RUN(a_thread_with_two_requests_is_at_neither);
