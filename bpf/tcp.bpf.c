@@ -18,6 +18,7 @@ enum {
 	STATE_CLOSE = 7,
 	STATE_LISTEN = 10,
 	ERROR_NO_MEMORY = 12, /* ENOMEM */
+	ERROR_NO_ADDRESS = 99, /* EADDRNOTAVAIL */
 };
 
 static __always_inline void map_ipv4(__u8 *to, __be32 address)
@@ -106,6 +107,14 @@ static __always_inline void connect_began(struct sock *sk)
 	stamp->connect_ns = bpf_ktime_get_boot_ns();
 }
 
+/* The caller alone is told that no local port was left; the socket shows by having none. 0: it was given up. */
+static __always_inline int connect_error(struct sock *sk)
+{
+	int error = FIELD(sk, sk_err);
+
+	return error || FIELD(&sk->__sk_common, skc_num) ? -error : -ERROR_NO_ADDRESS;
+}
+
 static __always_inline void connect_ended(struct sock *sk, int state)
 {
 	struct stamp *stamp = bpf_sk_storage_get(&sockets, sk, NULL, 0);
@@ -126,7 +135,7 @@ static __always_inline void connect_ended(struct sock *sk, int state)
 		return;
 	record->state = state;
 	record->event.duration_ns = took;
-	record->event.error = state == STATE_ESTABLISHED ? 0 : -FIELD(sk, sk_err);
+	record->event.error = state == STATE_ESTABLISHED ? 0 : connect_error(sk);
 	bpf_ringbuf_submit(record, 0);
 }
 

@@ -79,6 +79,27 @@ KERNEL_CLOCK_STEPS = Metric(
     "{step}",
     "Times the wall clock was set.",
 )
+KERNEL_TIME_WAIT_SOCKETS = Metric(
+    "otel_bridge_kernel_tcp_time_wait_sockets", Kind.GAUGE, "{socket}", "TCP connections in TIME_WAIT."
+)
+KERNEL_TIME_WAIT_LIMIT = Metric(
+    "otel_bridge_kernel_tcp_time_wait_limit",
+    Kind.GAUGE,
+    "{socket}",
+    "How many TCP connections may be in TIME_WAIT (net.ipv4.tcp_max_tw_buckets).",
+)
+KERNEL_TIME_WAIT_OVERFLOWS = Metric(
+    "otel_bridge_kernel_tcp_time_wait_overflows",
+    Kind.COUNTER,
+    "{socket}",
+    "TCP connections that were closed without TIME_WAIT because too many were in it.",
+)
+KERNEL_LOCAL_PORTS = Metric(
+    "otel_bridge_kernel_tcp_local_ports",
+    Kind.GAUGE,
+    "{port}",
+    "Local ports that connections to one address may use; those in TIME_WAIT hold theirs.",
+)
 KERNEL_DEVICE_REQUESTS = Metric(
     "otel_bridge_kernel_block_requests",
     Kind.COUNTER,

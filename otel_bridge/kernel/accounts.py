@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from otel_bridge.contracts import Clock
+    from otel_bridge.kernel.time_wait import TimeWait
     from otel_bridge.telemetry import Telemetry
 
 log = structlog.get_logger(__name__)
@@ -48,6 +49,25 @@ class DeviceAccounts:
             # Requests that were under way when the probe came are seen to end, not to begin.
             self._in_flight.labels(name).set(max(0, int(now["in_flight"])))
             self._seen[name] = now
+
+
+class TimeWaitAccounts:
+    """Connections in TIME_WAIT, as metrics."""
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        self._sockets = telemetry.gauge(catalog.KERNEL_TIME_WAIT_SOCKETS)
+        self._limit = telemetry.gauge(catalog.KERNEL_TIME_WAIT_LIMIT)
+        self._ports = telemetry.gauge(catalog.KERNEL_LOCAL_PORTS)
+        self._overflows = telemetry.counter(catalog.KERNEL_TIME_WAIT_OVERFLOWS)
+        self._seen: int | None = None
+
+    def update(self, now: TimeWait) -> None:
+        """Take in how matters stand; overflows count from the first time on."""
+        self._sockets.set(now.sockets)
+        self._limit.set(now.limit)
+        self._ports.set(now.ports)
+        self._overflows.inc(max(0, now.overflows - (now.overflows if self._seen is None else self._seen)))
+        self._seen = now.overflows
 
 
 class Accounts:

@@ -14,7 +14,7 @@ from otel_bridge import catalog
 from otel_bridge.errors import BridgeError, StartError
 from otel_bridge.events import KernelEvents
 from otel_bridge.kernel import privileges, thread_context
-from otel_bridge.kernel.accounts import Accounts, DeviceAccounts
+from otel_bridge.kernel.accounts import Accounts, DeviceAccounts, TimeWaitAccounts
 from otel_bridge.kernel.backend import BTF, LibbpfBackend, choose
 from otel_bridge.kernel.bcc import BccBackend
 from otel_bridge.kernel.clock import Alignment
@@ -25,10 +25,11 @@ from otel_bridge.kernel.loader import Loader
 from otel_bridge.kernel.mappings import MappingNews, MappingsError
 from otel_bridge.kernel.obi_table import open_table
 from otel_bridge.kernel.places import FunctionPlace
-from otel_bridge.kernel.probes import PROBES, is_wanted, process, user
+from otel_bridge.kernel.probes import PROBES, is_wanted, process, tcp, user
 from otel_bridge.kernel.reader import Intake, Reader, Ticker, Timer
 from otel_bridge.kernel.records import BLOCK_DEVICE, BLOCK_TOTALS, U4, USER_PROBE
 from otel_bridge.kernel.stacks import ADDRESSES, StackNaming, Symbolizer
+from otel_bridge.kernel.time_wait import read_time_wait
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -118,6 +119,8 @@ class KernelMonitor:
         self._split = _Split(sink)
         self._accounts = Accounts(telemetry, clock)
         self._device_accounts = DeviceAccounts(telemetry)
+        self._time_wait_accounts = TimeWaitAccounts(telemetry)
+        self._tells_time_wait = True
         self._loaded_gauge = telemetry.gauge(catalog.KERNEL_PROBE_LOADED)
         self._loader: Loader | None = None
         self._reader: Reader | None = None
@@ -509,8 +512,17 @@ class KernelMonitor:
             if loaded.probe.uprobes or loaded.probe is user.PROBE:
                 self._telemetry.gauge(catalog.KERNEL_LIBRARIES).labels(name).set(self.covered(name))
         self._device_accounts.update(self.devices())
+        if self._tells_time_wait and tcp.PROBE.name in self._loader.loaded:
+            self._count_time_wait()
         if self._statistics_fd >= 0:
             self._publish_costs()
+
+    def _count_time_wait(self) -> None:
+        try:
+            self._time_wait_accounts.update(read_time_wait())
+        except BridgeError as error:
+            self._tells_time_wait = False
+            log.warning("no figures of TIME_WAIT", error=str(error))
 
     def _count_probe(self, name: str) -> None:
         assert self._loader is not None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
+import subprocess
 
 import pytest
 
@@ -44,6 +46,20 @@ def test_connections_that_are_made_carry_their_latency_and_addresses(worker, lis
     assert (made["duration"] > 0).all()
     addresses = {ipaddress.ip_address(bytes(address)).ipv4_mapped for address in made["remote_address"]}
     assert addresses == {ipaddress.ip_address("127.0.0.1")}
+
+
+def test_connections_for_which_no_port_was_left_say_so(start_worker, namespace):
+    """All eleven are held by connections in TIME_WAIT."""
+    set_range = "net.ipv4.ip_local_port_range=40000 40010"
+    subprocess.run([*namespace, "sysctl", "-qw", set_range, "net.ipv4.tcp_tw_reuse=0"], check=True)
+    worker = start_worker(prefix=namespace)
+    with monitoring("tcp") as monitor:
+        followed(monitor, worker.pid)
+        [port] = worker.do({"do": "serve"})
+        [errors] = worker.do({"do": "exhaust", "span": 1, "port": port, "times": 11 + PRIME})
+    assert errors[-PRIME:] == [errno.EADDRNOTAVAIL] * PRIME
+    attempts = monitor.events.on_span(KernelEventKind.TCP_CONNECT, 1)
+    assert sorted(attempts["error"].tolist()) == sorted(-error for error in errors)
 
 
 def test_fast_connections_are_no_events_where_a_threshold_says_so(worker, listening_port, closed_port):

@@ -44,6 +44,15 @@ def connect(job: dict[str, Any]) -> list[int]:
     return ports
 
 
+def exhaust(job: dict[str, Any]) -> list[int]:
+    """Connect and close at once, so that each holds its port; answers the errors."""
+    errors = []
+    for _ in range(job["times"]):
+        with socket.socket() as client:
+            errors.append(client.connect_ex(("127.0.0.1", job["port"])))
+    return errors
+
+
 def abort(job: dict[str, Any]) -> int:
     """Connect, send, and end with a reset; the span can be given up before the reset."""
     for _ in range(job["times"]):

@@ -39,7 +39,7 @@ def test_encrypted_requests_are_not_looked_for_without_plain_ones():
     assert KernelConfig().probes.requests.wanted
     assert not KernelConfig().probes.tls_requests.wanted
     probes = {"requests": {"enabled": False}, "tls_requests": {"enabled": True}}
-    with pytest.raises(ValidationError, match="tls_requests finds .* enable it too"):
+    with pytest.raises(ValidationError, match=r"tls_requests finds .* enable it too"):
         KernelConfig.model_validate({"probes": probes})
 
 
