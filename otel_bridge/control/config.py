@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
+from otel_bridge import catalog
 from otel_bridge.control.actions.config import ActionsConfig
 from otel_bridge.control.machine import Rules
 from otel_bridge.control.patterns import compile_pattern
@@ -140,7 +141,7 @@ class WindowConfig(_Model):
 class ReadingConfig(_Model):
     """A gauge that must not stay high."""
 
-    metric: str = Field("otel_bridge_gpu_memory_used_ratio", description="Its name, as on /metrics.")
+    metric: str = Field(catalog.GPU_MEMORY_USED_RATIO.name, description="Its name, as on /metrics.")
     labels: dict[str, str] = Field(
         default_factory=dict, description="Only series with these label values; shell-style patterns."
     )
