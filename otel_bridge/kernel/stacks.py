@@ -230,6 +230,7 @@ class StackNaming:
         self._allowed = float(STACKS_PER_SECOND)
         self._allowed_at = clock.monotonic()
         self._ready = threading.Condition()
+        self._busy = False
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="kernel-stacks", daemon=True)
 
@@ -242,7 +243,7 @@ class StackNaming:
         if chosen.any():
             with self._ready:
                 self._waiting.append(KernelEvents(events.probe, events.records[chosen]))
-                self._ready.notify()
+                self._ready.notify_all()
 
     def _choose(self, records: NDArray[np.void]) -> NDArray[np.bool_]:
         """The longest of those that have a stack, as many as the rate allows now."""
@@ -256,6 +257,11 @@ class StackNaming:
         chosen[longest] = True
         return chosen
 
+    def settle(self, timeout: float) -> None:
+        """Wait until all events taken so far were handed on, `timeout` seconds at the most."""
+        with self._ready:
+            self._ready.wait_for(lambda: not self._waiting and not self._busy, timeout)
+
     def start(self) -> None:
         """Begin."""
         self._thread.start()
@@ -264,7 +270,7 @@ class StackNaming:
         """Hand on what waits, then end."""
         with self._ready:
             self._stopping = True
-            self._ready.notify()
+            self._ready.notify_all()
         if self._thread.is_alive():
             self._thread.join()
 
@@ -276,7 +282,11 @@ class StackNaming:
                 if not self._waiting:
                     return
                 events = self._waiting.popleft()
+                self._busy = True
             self._hand_on(KernelEvents(events.probe, self._named(events.records)))
+            with self._ready:
+                self._busy = False
+                self._ready.notify_all()
 
     def _named(self, records: NDArray[np.void]) -> NDArray[np.void]:
         out = _without_addresses(records, (TEXT, f"S{TEXT_BYTES}"))

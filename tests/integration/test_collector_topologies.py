@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import urllib.request
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import grpc
 import pytest
 
 from otel_bridge.testing import attributes_of, spans_of, trace_request
-from tests.support.processes import ROOT, Process, collector_binary, eventually, free_port, running
-from tests.support.sinks import SERVICES, GrpcSink
+from tests.support.processes import ROOT, collector_binary, eventually
+from tests.support.sinks import GrpcSink
+from tests.support.topologies import export, site
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 TOPOLOGIES = ("sidecar", "node-agent", "gateway")
 TRACES = 23
@@ -27,81 +23,11 @@ TRACES = 23
 pytestmark = pytest.mark.collector
 
 
-@dataclass(frozen=True)
-class Replica:
-    """One Collector and one bridge, as the topology's two files have them, and where the Collector sends."""
-
-    backend: GrpcSink
-    otlp: int = field(default_factory=free_port)
-    http: int = field(default_factory=free_port)
-    from_bridge: int = field(default_factory=free_port)
-    health: int = field(default_factory=free_port)
-    prometheus: int = field(default_factory=free_port)
-    bridge: int = field(default_factory=free_port)
-    bridge_metrics: int = field(default_factory=free_port)
-
-    def environment(self, storage: Path, first: Replica, last: Replica) -> dict[str, str]:
-        """What its two files read; `first` and `last` are the gateway's two replicas, this one among them."""
-        ports = {
-            "OTLP_GRPC": self.otlp,
-            "OTLP_HTTP": self.http,
-            "FROM_BRIDGE": self.from_bridge,
-            "HEALTH": self.health,
-            "PROMETHEUS": self.prometheus,
-            "BRIDGE": self.bridge,
-            "BRIDGE_A": first.bridge,
-            "BRIDGE_B": last.bridge,
-            "BRIDGE_METRICS": self.bridge_metrics,
-            "BACKEND": self.backend.port,
-        }
-        return {
-            **os.environ,
-            **{name: f"127.0.0.1:{port}" for name, port in ports.items()},
-            "BRIDGE_STORAGE": str(storage),
-            "NODE_NAME": "node-7",
-            "DECISION_WAIT": "1s",
-            "FLUSH_INTERVAL": "1s",
-            "SAMPLING_PERCENTAGE": "100",
-        }
-
-
-@contextmanager
-def site(topology: str, directory: Path, *backends: GrpcSink) -> Iterator[list[Replica]]:
-    """A topology up and running, one replica for each backend: bridges first, then the Collectors."""
-    files = ROOT / "collector-config" / topology
-    replicas = [Replica(backend) for backend in backends]
-    environments = [
-        replica.environment(directory / f"queue-{number}", replicas[0], replicas[-1])
-        for number, replica in enumerate(replicas)
-    ]
-    bridge = [sys.executable, "-m", "otel_bridge", "run", "-c", str(files / "bridge.yaml")]
-    collector = [str(collector_binary()), "--config", str(files / "collector.yaml")]
-    with ExitStack() as stack:
-        for name, command in (("bridge", bridge), ("collector", collector)):
-            processes = [
-                stack.enter_context(
-                    running(Process(command, directory / f"{name}-{number}.log", environment))
-                )
-                for number, environment in enumerate(environments)
-            ]
-            for process, replica in zip(processes, replicas, strict=True):
-                ready = f"{replica.bridge_metrics}/readyz" if name == "bridge" else f"{replica.health}/"
-                process.wait_for_http(f"http://127.0.0.1:{ready}")
-        yield replicas
-
-
 @pytest.fixture
 def backend() -> Iterator[GrpcSink]:
     """What the Collector's second pipeline sends to."""
     with GrpcSink() as sink:
         yield sink
-
-
-def export(port: int, request: bytes) -> None:
-    """One OTLP/gRPC export, as an application makes it."""
-    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-        call = channel.unary_unary(f"/{SERVICES['traces']}/Export")
-        call(request, timeout=20, wait_for_ready=True)
 
 
 def server_span(trace: int, span: int) -> dict[str, object]:
@@ -135,7 +61,7 @@ def test_the_files_are_valid(topology):
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_a_span_goes_through(topology, backend, tmp_path):
     """In at the Collector, through the bridge, out at the Collector: enriched, its prompt gone."""
-    with site(topology, tmp_path, backend) as (replica,):
+    with site(topology, tmp_path, backend.port) as (replica,):
         export(replica.otlp, trace_request([server_span(1, 1)]))
         (span,) = eventually("the span at the backend", backend.spans)
     attributes = attributes_of(span.attributes)
@@ -147,7 +73,7 @@ def test_a_span_goes_through(topology, backend, tmp_path):
 
 def test_node_agent_derives_metrics_by_model(backend, tmp_path):
     """RED metrics for Prometheus carry the model that the bridge wrote, and spans the node's name."""
-    with site("node-agent", tmp_path, backend) as (replica,):
+    with site("node-agent", tmp_path, backend.port) as (replica,):
         export(replica.otlp, trace_request([server_span(1, number) for number in range(1, 1 + TRACES)]))
         eventually("the spans at the backend", lambda: len(backend.spans()) == TRACES)
 
@@ -173,7 +99,7 @@ def test_node_agent_derives_metrics_by_model(backend, tmp_path):
 
 def test_gateway_brings_a_trace_together(backend, tmp_path):
     """Halves of a trace that reach different Collectors leave through the same bridge."""
-    with GrpcSink() as other, site("gateway", tmp_path, backend, other) as replicas:
+    with GrpcSink() as other, site("gateway", tmp_path, backend.port, other.port) as replicas:
         for half, replica in enumerate(replicas):
             spans = [server_span(trace, 2 * trace + half) for trace in range(1, 1 + TRACES)]
             export(replica.otlp, trace_request(spans))
@@ -189,7 +115,7 @@ def test_gateway_brings_a_trace_together(backend, tmp_path):
 
 def test_a_load_generator_nobody_here_wrote(backend, tmp_path):
     """What telemetrygen sends arrives whole."""
-    with site("sidecar", tmp_path, backend) as (replica,):
+    with site("sidecar", tmp_path, backend.port) as (replica,):
         command = [collector_binary("telemetrygen"), "traces", "--otlp-insecure", "--traces", str(TRACES)]
         command += ["--rate", "0", "--child-spans", "2", "--otlp-endpoint", f"127.0.0.1:{replica.otlp}"]
         subprocess.run(

@@ -28,6 +28,11 @@ class JoinConfig(BaseModel):
         description="The longest that a request waits for the kernel's events of its spans, which are read "
         "in rounds (kernel.sum_interval). Its sender is answered so much later.",
     )
+    foreign_wait: Duration = Field(
+        0.0,
+        description="At a gateway: a request waits until its youngest span ended so long ago, for the events "
+        "that nodes' bridges send on when they have waited join.max_age for the span themselves.",
+    )
     slack: Duration = Field(
         0.001, description="How far outside its span an event may lie: the clocks' alignment error."
     )

@@ -21,10 +21,12 @@ class Inbox:
 
     Attributes:
         local: whether anything of this machine's own kernel ever arrived.
+        foreign: whether another bridge ever sent something.
     """
 
     def __init__(self) -> None:
         self.local = False
+        self.foreign = False
         self._lock = threading.Lock()
         self._arrived: list[Arrived] = []
         self._bytes = 0
@@ -36,6 +38,7 @@ class Inbox:
             return
         with self._lock:
             self.local |= not foreign
+            self.foreign |= foreign
             if self._bytes + events.records.nbytes > max_bytes:
                 self._turned_away[events.probe] = self._turned_away.get(events.probe, 0) + len(events)
                 return

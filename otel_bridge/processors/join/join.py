@@ -79,21 +79,30 @@ class Join:
         self._waiting.limit(self._config.max_bytes, self._config.max_age)
 
     async def settle(self, batch: Batch, complete_until: Callable[[], int]) -> None:
-        """Wait until the kernel's events of the batch's youngest span are here, but no longer than `wait`.
+        """Wait until the kernel's events of the batch's youngest span are here.
+
+        No longer than `wait` for those of this machine, and until the span is `foreign_wait` old for those of
+        other bridges. Where none of a kind ever came, none is waited for.
 
         Args:
             batch: spans that are to be processed next.
             complete_until: tells until when (unix nanoseconds) all of this machine's events were taken; 0
                 where nobody knows.
         """
-        if not self._inbox.local or not len(batch):
+        if not len(batch):
             return
         end = int(batch.spans["end"].max())
-        left = min(self._config.wait, self._config.wait - (self._clock.time_ns() - end) / 1e9)
+        if self._inbox.foreign and (left := self._left(self._config.foreign_wait, end)) > 0:
+            await self._clock.sleep(left)
+        left = self._left(self._config.wait, end) if self._inbox.local else 0.0
         while left > 0 and complete_until() < end:
             step = min(left, _ASK_AGAIN)
             await self._clock.sleep(step)
             left -= step
+
+    def _left(self, wait: float, end: int) -> float:
+        """Seconds until a moment lies `wait` back; `wait` at the most, whatever the sender's clock says."""
+        return min(wait, wait - (self._clock.time_ns() - end) / 1e9)
 
     def process(self, batch: Batch) -> None:
         """Note on each span what the kernel saw of it."""
@@ -113,7 +122,8 @@ class Join:
         """Let go of what waited too long, or of everything.
 
         Returns:
-            What no span took, as an ExportLogsServiceRequest for the rest of the world.
+            What no span took, as an ExportLogsServiceRequest for the bridge that gets the span. Events that
+            name none would be found by nobody.
         """
         self._absorb()
         leaving: list[tuple[Chunk, NDArray[np.void]]] = []
@@ -122,8 +132,9 @@ class Join:
             alone = chunk.records[~chunk.joined]
             if len(alone):
                 self._outcomes.labels(chunk.probe, reason).inc(len(alone))
-                if not chunk.foreign:
-                    leaving.append((chunk, alone))
+                named = alone[alone["trace_id"] != _NO_TRACE]
+                if len(named) and not chunk.foreign:
+                    leaving.append((chunk, named))
         self._cost.set(self._waiting.cost)
         self._count.set(self._waiting.count)
         if not leaving or not self._config.unmatched:

@@ -1,8 +1,8 @@
 """Kernel events that found no span here, as OTLP log records for a bridge that has the span; and back.
 
-Each record carries trace id and span id, so that a load-balancing exporter with `routing_key: traceID` brings
-it to the bridge that gets the trace. For people it has the event's name, the ids and the time; for the bridge
-the event itself, byte for byte, with the layout that wrote it.
+Each record carries trace id and span id, so that a load-balancing exporter brings it to the bridge that gets
+the trace. For people it has the event's name, the ids and the time; for the bridge the event itself, byte for
+byte, with the layout that wrote it.
 """
 
 from __future__ import annotations

@@ -206,6 +206,16 @@ async def test_the_next_second_allows_as_many_again(naming):
     assert [len(events) for events in named] == [STACKS_PER_SECOND, 1]
 
 
+def test_settled_means_handed_on(naming):
+    """A span is joined when all of its events are there, named ones as well."""
+    stage, out, _ = naming
+    for _ in range(20):
+        stage.take(waits(1))
+        stage.settle(10)
+        assert sum(map(len, out)) == 1
+        out.clear()
+
+
 def test_a_wait_without_a_stack_goes_on_at_once(naming):
     """As with kernel.probes.sched.stacks: false."""
     stage, out, _ = naming

@@ -371,6 +371,31 @@ async def test_what_found_no_span_leaves_as_log_records_and_joins_elsewhere():
     assert here.join.sweep() is None
 
 
+async def test_at_a_gateway_young_spans_wait_for_the_nodes():
+    """Until they are so old, and only where events of other bridges ever came."""
+    bench = Bench(foreign_wait=3)
+    young = trace_request([{"end_time_unix_nano": bench.clock.time_ns() - SECOND}])
+    batch = bench.codec.scan(young, bench.plan)
+    await bench.join.settle(batch, lambda: 0)
+    bench.join.take_logs(write_events([("tcp", retransmits(1).records)]))
+    settling = asyncio.create_task(bench.join.settle(batch, lambda: 0))
+    await bench.clock.advance(1.9)
+    assert not settling.done()
+    await bench.clock.advance(0.2)
+    await settling
+    await bench.join.settle(bench.codec.scan(trace_request([{}]), bench.plan), lambda: 0)
+
+
+async def test_what_names_no_span_is_not_sent_on():
+    """Nobody could join it: every connection of every program of the machine would leave as a log record."""
+    bench = Bench(max_age=60)
+    bench.join.take(of_process(7))
+    bench.join.sweep()
+    await bench.clock.advance(61)
+    assert bench.join.sweep() is None
+    assert bench.outcome("expired") == 1
+
+
 def test_two_bridges_on_one_span_add_up():
     """The gateway adds to what the node's bridge noted, and leaves no attribute twice."""
     bench = Bench()
