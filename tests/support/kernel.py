@@ -138,6 +138,11 @@ class Monitor(KernelMonitor):
         assert self._loader is not None
         return list(self._loader._files.get(probe, []))
 
+    def knows(self, pid: int) -> bool:
+        """Whether a process is known."""
+        assert self._discovery is not None
+        return pid in self._discovery._processes
+
     def known_processes(self) -> int:
         """How many processes are looked at."""
         assert self._discovery is not None
