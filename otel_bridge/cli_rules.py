@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from otel_bridge.cli_rules_build import build
 from otel_bridge.errors import BridgeError, ConfigError
 from otel_bridge.model import Signal
 from otel_bridge.rules.config import RulesConfig
@@ -124,6 +125,9 @@ def replay(recording: Any, paths: tuple[Path, ...], then: str, lateness: str, *,
         click.echo(_line(firing))
     began = sum(firing.active for firing in replayed.firings)
     click.echo(f"{replayed.records} records, {began} firings")
+
+
+rules.add_command(build)
 
 
 @rules.command()

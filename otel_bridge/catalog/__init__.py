@@ -6,6 +6,7 @@ concerns every signal. Prometheus adds `_total` to counters.
 One module a subject; all names are reached as `catalog.NAME`.
 """
 
+from otel_bridge.catalog.alerting import *
 from otel_bridge.catalog.consistency import *
 from otel_bridge.catalog.control import *
 from otel_bridge.catalog.data_path import *

@@ -1,0 +1,1 @@
+"""Rules as Prometheus evaluates them: compiled, written to files, with tests for promtool."""
