@@ -18,6 +18,7 @@ from otel_bridge.cli_breaker import breaker
 from otel_bridge.cli_rules import rules
 from otel_bridge.errors import BridgeError, ConfigError
 from otel_bridge.memory import keep_freed_memory
+from otel_bridge.rules.load import load_rules
 from otel_bridge.settings import Settings, effective, load
 from otel_bridge.telemetry import configure_logging
 from otel_bridge.units import Endpoint
@@ -101,9 +102,11 @@ def run(path: Path | None, overrides: tuple[str, ...]) -> None:
 @_set
 @_json
 def check(path: Path | None, overrides: tuple[str, ...], *, as_json: bool) -> None:
-    """Report every problem of a configuration at once, each with its key path; exit 2 if there is one."""
+    """Report every problem of a configuration and its rules at once, each with its place; exit 2 if any."""
     try:
-        load(path, overrides=overrides)
+        settings = load(path, overrides=overrides)
+        if settings.rules.enabled:
+            load_rules(settings.rules.files)
     except ConfigError as error:
         if as_json:
             problems = [

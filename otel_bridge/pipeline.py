@@ -74,10 +74,12 @@ def build_steps(
     *,
     connectors: ConnectorSettings | None = None,
     tap: Callable[[PlanBuilder], TraceProcessor | None] = lambda _: None,
+    rules: Callable[[PlanBuilder], TraceProcessor | None] = lambda _: None,
 ) -> Steps:
     """Compile the processors' and connectors' configuration; without `connectors` there are none.
 
-    `tap` makes a step that reads spans when they are enriched and complete: what the breakers go by.
+    `tap` and `rules` make steps that read spans when they are enriched and complete: what the breakers go by,
+    and what rules look at.
 
     Redaction is last: whatever a step before it measured or converted leaves only as it allows.
     """
@@ -96,6 +98,8 @@ def build_steps(
         processors.append(("consistency", consistency))
     if (calls := tap(columns)) is not None:
         processors.append(("control", calls))
+    if (looked_at := rules(columns)) is not None:
+        processors.append(("rules", looked_at))
     sample = Sample(settings.sample, columns, telemetry, clock) if settings.sample.enabled else None
     if sample is not None:
         processors.append(("sample", sample))

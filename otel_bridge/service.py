@@ -20,6 +20,7 @@ from otel_bridge.kernel.monitor import KernelMonitor, ReloadError
 from otel_bridge.pipeline import Pipeline, Steps, build_steps
 from otel_bridge.receivers.otlp.codec import choose_codec
 from otel_bridge.receivers.otlp.receiver import OtlpReceiver
+from otel_bridge.rules.component import Rules
 from otel_bridge.telemetry import Telemetry, Tracing
 from otel_bridge.telemetry_server import TelemetryServer
 
@@ -27,9 +28,25 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from otel_bridge.contracts import Component
+    from otel_bridge.events import KernelEvents, KernelEventSink
     from otel_bridge.settings import Settings
 
 log = structlog.get_logger(__name__)
+
+
+class KernelEventFork:
+    """A KernelEventSink that hands events to several, in order.
+
+    The last one may keep the records and change them; those before only read.
+    """
+
+    def __init__(self, last: KernelEventSink, *before: KernelEventSink) -> None:
+        self._sinks = (*before, last)
+
+    def take(self, events: KernelEvents) -> None:
+        """Hand on."""
+        for sink in self._sinks:
+            sink.take(events)
 
 
 class Service:
@@ -57,6 +74,9 @@ class Service:
         self.control = (
             Control(settings.control, self.telemetry, self._clock) if settings.control.enabled else None
         )
+        self.rules = Rules(settings.rules, self.telemetry, self._clock)
+        if self.control is not None:
+            self.rules.add_sink(self.control)
         steps = self._steps(settings)
         self.pipeline = Pipeline(
             self.codec, steps, self.exporter, self.telemetry, self._clock, storage=settings.storage
@@ -65,7 +85,13 @@ class Service:
         self.push = Push(
             settings.connectors.derive.push, lambda: self.pipeline.derived, self.telemetry, self._clock
         )
-        self.kernel = KernelMonitor(settings.kernel, self.pipeline, self.telemetry, self._clock)
+        self.kernel = KernelMonitor(
+            settings.kernel,
+            KernelEventFork(self.pipeline, self.rules),
+            self.telemetry,
+            self._clock,
+            on_lost=self.rules.lost,
+        )
         self.pipeline.follow(lambda: self.kernel.complete_until)
         self.receiver = OtlpReceiver(settings.receivers.otlp, self.pipeline, self.telemetry)
         endpoint = settings.service.telemetry.metrics.endpoint
@@ -86,6 +112,7 @@ class Service:
             self.exporter,
             self.push,
             self.control,
+            self.rules,
             self.pipeline,
             self.receiver,
         ):
@@ -113,6 +140,7 @@ class Service:
             self.receiver,
             self.kernel,
             self.pipeline,
+            self.rules,
             self.control,
             self.push,
             self.exporter,
@@ -146,6 +174,7 @@ class Service:
             update={
                 "processors": settings.processors,
                 "connectors": settings.connectors,
+                "rules": settings.rules,
                 "kernel": self.kernel.config,
             }
         )
@@ -157,6 +186,7 @@ class Service:
             self._clock,
             connectors=settings.connectors,
             tap=self.control.tap if self.control is not None else lambda _: None,
+            rules=lambda columns: self.rules.tap(columns, settings.rules),
         )
 
 

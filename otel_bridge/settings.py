@@ -27,6 +27,7 @@ from otel_bridge.processors.join.config import JoinConfig
 from otel_bridge.processors.redact.config import RedactConfig
 from otel_bridge.processors.sample.config import SampleConfig
 from otel_bridge.receivers.otlp.config import OtlpReceiverConfig
+from otel_bridge.rules.config import RulesConfig
 from otel_bridge.units import Duration, Endpoint, EndpointText
 
 if TYPE_CHECKING:
@@ -124,6 +125,7 @@ class Settings(_Model):
     )
     kernel: KernelConfig = KernelConfig()
     control: ControlConfig = Field(default_factory=ControlConfig)
+    rules: RulesConfig = RulesConfig()
     service: ServiceSettings = ServiceSettings()
 
     @model_validator(mode="after")

@@ -111,9 +111,16 @@ class KernelMonitor:
     """
 
     def __init__(
-        self, config: KernelConfig, sink: KernelEventSink, telemetry: Telemetry, clock: Clock
+        self,
+        config: KernelConfig,
+        sink: KernelEventSink,
+        telemetry: Telemetry,
+        clock: Clock,
+        *,
+        on_lost: Callable[[str, int], None] = lambda _probe, _count: None,
     ) -> None:
         self._config = config
+        self._on_lost = on_lost
         self._clock = clock
         self._telemetry = telemetry
         self._split = _Split(sink)
@@ -527,7 +534,8 @@ class KernelMonitor:
     def _count_probe(self, name: str) -> None:
         assert self._loader is not None
         malformed = self._intake.malformed.pop(name, 0)
-        self._accounts.update(name, self._loader.count(name), malformed=malformed)
+        if lost := self._accounts.update(name, self._loader.count(name), malformed=malformed):
+            self._on_lost(name, lost)
 
     def costs(self) -> dict[str, dict[str, tuple[int, int]]]:
         """By probe and program: nanoseconds and runs so far, with `run_statistics`."""

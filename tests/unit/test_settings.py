@@ -178,6 +178,7 @@ def test_the_schema_covers_every_key():
         "storage",
         "kernel",
         "control",
+        "rules",
         "service",
     }
     json.dumps(schema)
