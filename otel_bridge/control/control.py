@@ -16,8 +16,8 @@ from otel_bridge.control.alerts import AlertBook
 from otel_bridge.control.board import Board
 from otel_bridge.control.calls import CallTap
 from otel_bridge.control.decider import Decider
-from otel_bridge.control.ext_authz import GrpcDecisions
-from otel_bridge.control.gateways import HttpDecisions
+from otel_bridge.control.grpc_decisions import GrpcDecisions
+from otel_bridge.control.http_decisions import HttpDecisions
 from otel_bridge.control.operators import Operators
 from otel_bridge.control.questions import Questions
 from otel_bridge.control.replicas import RedisReplicas

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
 
@@ -51,11 +52,11 @@ class Questions:
         Raises:
             MalformedRequestError: the body is no JSON object of texts.
         """
-        told = dict(extra or {})
-        if query:
-            told.update({name: values[0] for name, values in parse_qs(query).items()})
+        told: Mapping[str, str] = _fields(query) if query else {}
+        if extra:
+            told = {**extra, **told}
         if body:
-            told.update(_object(body))
+            told = {**told, **_object(body)}
         get = headers.get
         if told:
             parts = tuple(
@@ -74,6 +75,12 @@ class Questions:
                 self._keys.clear()
             key = self._keys[parts] = key_of(parts)
         return key, trace
+
+
+@lru_cache(maxsize=1000)
+def _fields(query: str) -> Mapping[str, str]:
+    """A query's parameters; gateways send the same few queries over and over."""
+    return {name: values[0] for name, values in parse_qs(query).items()}
 
 
 def trace_of(traceparent: str) -> str:

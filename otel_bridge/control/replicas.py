@@ -139,9 +139,12 @@ class RedisReplicas:
         if not self._cut_off:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._idle.wait(), min(deadline, 1.0))
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        running = set(self._tasks)
+        while running:
+            # Again, since redis-py may take a cancellation that meets its own time-out for that time-out.
+            for task in running:
+                task.cancel()
+            _, running = await asyncio.wait(running, timeout=0.1)
         self._tasks = []
         self._loop = None
         if self._redis is not None:

@@ -65,9 +65,10 @@ class Connection(web.RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         """Bytes came; asyncio calls this."""
-        if self._body is None and self._header_timer is None:
-            self._header_timer = self._loop.call_later(self._read_timeout, self.force_close)
         super().data_received(data)
+        # Most requests' headers come in one piece, and need no timer.
+        if self._body is None and self._header_timer is None and not self._messages:
+            self._header_timer = self._loop.call_later(self._read_timeout, self.force_close)
         if self._body is not None and self._messages and not self._body.is_eof():
             # Before the body's end nothing can follow it but the parser's complaint about it.
             self._break_off(self._body, "its chunks are damaged")

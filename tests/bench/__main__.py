@@ -19,6 +19,7 @@ PARTS = (
     "micro_sample",
     "spanmetrics",
     "join",
+    "decision_api",
 )
 """Benches of single parts; each is a program of its own and keeps its own figures."""
 

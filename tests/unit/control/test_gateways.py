@@ -14,8 +14,8 @@ from pydantic import ValidationError
 
 from otel_bridge import catalog
 from otel_bridge.control.config import ControlConfig
-from otel_bridge.control.ext_authz import METHOD, CheckRequest, CheckResponse, GrpcDecisions
-from otel_bridge.control.gateways import HttpDecisions
+from otel_bridge.control.grpc_decisions import METHOD, CheckRequest, CheckResponse, GrpcDecisions
+from otel_bridge.control.http_decisions import HttpDecisions
 from otel_bridge.control.questions import Questions
 from tests.support.control import World
 

@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -89,7 +90,7 @@ def test_kill_9_loses_nothing_that_was_flushed(tmp_path):
         os.kill(os.getpid(), signal.SIGKILL)
         """
     )
-    done = subprocess.run([sys.executable, "-c", script], check=False, cwd=os.getcwd())
+    done = subprocess.run([sys.executable, "-c", script], check=False, cwd=Path.cwd())
     assert done.returncode == -9
     again = World(file=tmp_path / "s")
     assert again.state(KEY) == "open"

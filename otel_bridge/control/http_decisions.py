@@ -79,7 +79,7 @@ class HttpDecisions:
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         since = time.perf_counter()
-        path, _, query = request.path_qs.partition("?")
+        path, _, query = request.raw_path.partition("?")
         route = self._routes.get(path)
         if route is None:
             # Envoy puts the path of the request that it asks about behind its prefix.
@@ -93,7 +93,7 @@ class HttpDecisions:
             if listener.auth is not None:
                 listener.auth.check(request.headers.get("Authorization"))
             body = b""
-            if request.can_read_body and path == "/v1/decision" and request.method in _BODY_READ:
+            if path == "/v1/decision" and request.method in _BODY_READ and request.can_read_body:
                 body = await listener.read(request)
             key, trace = self._questions.read(request.headers, query, body)
         except BridgeError as error:

@@ -16,7 +16,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
-from otel_bridge.control.gateways import DecisionMetrics, refusal
+from otel_bridge.control.http_decisions import DecisionMetrics, refusal
 from otel_bridge.errors import BridgeError, UnauthenticatedError
 from otel_bridge.listeners.address import cannot_listen
 from otel_bridge.listeners.auth import BearerAuth

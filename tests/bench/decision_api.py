@@ -1,0 +1,204 @@
+"""How long a gateway waits for a decision: 5,000 a second on one core, against a bare server in the same run.
+
+    python -m tests.bench.decision_api
+
+The server has one core for itself where there are two, and the client the other. Requests leave at fixed
+times, whether or not earlier ones were answered, so that a stall counts for each request that it delays. They
+come over 16 kept connections, as a gateway's would, with the headers of a real one; a tenth asks for a target
+whose breaker is open. The bare server is aiohttp's with a handler that answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+from aiohttp import web
+from rich.console import Console
+
+from otel_bridge.contracts import SystemClock
+from otel_bridge.control import machine
+from otel_bridge.control.config import ControlConfig
+from otel_bridge.control.control import Control
+from otel_bridge.telemetry import Telemetry, configure_logging
+from tests.bench import figures
+
+RATE = 5_000
+CONNECTIONS = 16
+WARM_UP = 1.0
+TARGETS = 200
+
+
+async def serve_control() -> int:
+    """The decision API with 200 breakers, one of them open."""
+    config = ControlConfig.model_validate(
+        {
+            "enabled": True,
+            "state": {"file": None},
+            "operators": {"socket": None},
+            "decisions": {"http": {"endpoint": "127.0.0.1:0"}},
+        }
+    )
+    control = Control(config, Telemetry(), SystemClock())
+    await control.start()
+    for number in range(TARGETS):
+        control.board.obtain(f"llama/m{number}")
+    breaker = control.board.obtain("llama/open")
+    assert breaker is not None
+    control.board.operate(breaker, breaker.step(machine.force_open, 3600.0, "bench"), "bench", "bench")
+    KEPT.append(control)
+    assert control.http is not None
+    return control.http.port
+
+
+async def serve_bare() -> int:
+    """A server that does nothing."""
+
+    async def answer(_request: web.BaseRequest) -> web.Response:
+        return web.Response(status=204)
+
+    server = await asyncio.get_running_loop().create_server(
+        web.Server(answer, access_log=None), "127.0.0.1", 0
+    )
+    KEPT.append(server)
+    return int(server.sockets[0].getsockname()[1])
+
+
+KEPT: list[object] = []
+
+
+async def serve(kind: str) -> None:
+    """Run one server until killed; its port goes to standard output."""
+    configure_logging(level="error")
+    port = await {"control": serve_control, "bare": serve_bare}[kind]()
+    gc.collect()
+    gc.freeze()  # as the service does after its start
+    print(port, flush=True)
+    await asyncio.Event().wait()
+
+
+class Connection(asyncio.Protocol):
+    """One kept connection; answers come in the order of the requests."""
+
+    def __init__(self, took: list[float]) -> None:
+        self._took = took
+        self._due: list[float] = []
+        self._head = 0
+        self._rest = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+
+    def ask(self, request: bytes, due: float) -> None:
+        """Send a request that was due at a time."""
+        self._due.append(due)
+        self.transport.write(request)  # type: ignore[attr-defined]
+
+    def data_received(self, data: bytes) -> None:
+        data = self._rest + data
+        now = time.perf_counter()
+        # No answer of either server has a body to a question at /v1/nginx.
+        *answers, self._rest = data.split(b"\r\n\r\n")
+        for _ in answers:
+            self._took.append(now - self._due[self._head])
+            self._head += 1
+
+
+def request(number: int) -> bytes:
+    """As nginx asks, with what a client sent along."""
+    model = "open" if number % 10 == 0 else f"m{number % TARGETS}"
+    return (
+        f"GET /v1/nginx?service=llama HTTP/1.1\r\nHost: otel_bridge\r\nx-otel-bridge-model: {model}\r\n"
+        f"traceparent: 00-{number + 1:032x}-b7ad6b7169203331-01\r\nUser-Agent: OpenAI/Python 1.51.0\r\n"
+        "Authorization: Bearer sk-0123456789abcdef\r\nAccept: application/json\r\n\r\n"
+    ).encode()
+
+
+async def load(port: int, seconds: float) -> np.ndarray:
+    """Ask at the rate; how long each answer took, in seconds."""
+    loop = asyncio.get_running_loop()
+    took: list[float] = []
+    connections = [
+        (await loop.create_connection(lambda: Connection(took), "127.0.0.1", port))[1]
+        for _ in range(CONNECTIONS)
+    ]
+    requests = [request(number) for number in range(RATE)]
+    total = int(RATE * (WARM_UP + seconds))
+    start = time.perf_counter()
+    sent = 0
+    while sent < total:
+        # Sleeping would be late by the timer's grain, so the client polls; it has a core for that.
+        while sent < total and (due := start + sent / RATE) <= time.perf_counter():
+            connections[sent % CONNECTIONS].ask(requests[sent % RATE], due)
+            sent += 1
+        await asyncio.sleep(0)
+    while len(took) < total:  # noqa: ASYNC110 (the answers come in callbacks that have better to do)
+        await asyncio.sleep(0.01)
+    return np.array(took[int(RATE * WARM_UP) :])
+
+
+def measure(kind: str, seconds: float) -> tuple[float, float, float]:
+    """P50 and P99 in milliseconds, and CPU seconds a thousand decisions."""
+    cores = sorted(os.sched_getaffinity(0))
+    server = subprocess.Popen(
+        [sys.executable, "-m", "tests.bench.decision_api", "--serve", kind],
+        stdout=subprocess.PIPE,
+        preexec_fn=lambda: os.sched_setaffinity(0, {cores[0]}),  # noqa: PLW1509 (no threads yet)
+    )
+    assert server.stdout is not None
+    try:
+        port = int(server.stdout.readline())
+        os.sched_setaffinity(0, {cores[-1]})
+        before = _cpu(server.pid)
+        took = asyncio.run(load(port, seconds)) * 1000
+        cpu = (_cpu(server.pid) - before) / (RATE * (WARM_UP + seconds)) * 1000
+    finally:
+        os.sched_setaffinity(0, cores)
+        server.kill()
+        server.wait()
+        server.stdout.close()
+    return float(np.percentile(took, 50)), float(np.percentile(took, 99)), cpu
+
+
+def _cpu(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def main() -> None:
+    """Measure both, print, and keep the figure."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--serve", choices=("control", "bare"))
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--no-results", action="store_true")
+    options = parser.parse_args()
+    if options.serve:
+        asyncio.run(serve(options.serve))
+        return
+    console = Console()
+    found: dict[str, list[tuple[float, float, float]]] = {"bare": [], "control": []}
+    for _ in range(options.rounds):
+        for kind, rounds in found.items():
+            rounds.append(measure(kind, options.seconds))
+    for kind, rounds in found.items():
+        p50, p99, cpu = np.median(np.array(rounds), axis=0)
+        console.print(
+            f"{kind:>8}: {RATE} decisions a second: P50 {p50:.3f} ms, P99 {p99:.3f} ms, "
+            f"{cpu * 1000:.0f} µs of CPU each"
+        )
+    control, bare = (np.median(np.array(found[kind]), axis=0) for kind in ("control", "bare"))
+    console.print(f"   ratio: {control[2] / bare[2]:.2f} of the bare server's CPU")
+    if not options.no_results:
+        figures.merge({"decision_api.p99_ms": control[1], "decision_api.cpu_ratio": control[2] / bare[2]})
+
+
+if __name__ == "__main__":
+    main()
