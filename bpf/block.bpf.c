@@ -81,10 +81,7 @@ static __always_inline void queued(struct request *request)
 static __always_inline void add_to_span(const struct pending *pending, bool failed, __u64 now)
 {
 	struct block_key key = {
-		.span = {
-			.trace_id = {pending->origin.trace_id[0], pending->origin.trace_id[1]},
-			.span_id = pending->origin.span_id,
-		},
+		.span = span_key_of(&pending->origin),
 		.major = pending->major,
 		.minor = pending->minor,
 	};
@@ -93,12 +90,8 @@ static __always_inline void add_to_span(const struct pending *pending, bool fail
 
 	if (!sum)
 		return;
-	if (!sum->first_ns) {
+	if (!sum->first_ns)
 		sum->first_ns = pending->queued_ns;
-		sum->tgid = pending->origin.tgid;
-		sum->match = pending->origin.match;
-		sum->trace_flags = pending->origin.trace_flags;
-	}
 	raise_to(&sum->last_ns, now);
 	__sync_fetch_and_add(&sum->latency_ns, latency);
 	raise_to(&sum->latency_max_ns, latency);

@@ -40,13 +40,9 @@ struct block_sum {
 	__u64 queue_depth_max;
 	__u32 count;
 	__u32 errors;
-	__u32 tgid;
-	__u8 match;
-	__u8 trace_flags;
-	__u16 _pad;
 };
 
-_Static_assert(sizeof(struct block_sum) == 64, "mirrored in records.py");
+_Static_assert(sizeof(struct block_sum) == 56, "mirrored in records.py");
 
 struct device_key {
 	__u32 major;

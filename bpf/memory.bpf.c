@@ -48,20 +48,13 @@ static __always_inline void reclaim_began(void)
 
 static __always_inline void add_to_span(const struct origin *origin, __u64 began, __u64 pages, __u64 now)
 {
-	struct span_key key = {
-		.trace_id = {origin->trace_id[0], origin->trace_id[1]},
-		.span_id = origin->span_id,
-	};
+	struct span_key key = span_key_of(origin);
 	struct memory_sum *sum = sum_of(&key);
 
 	if (!sum)
 		return;
-	if (!sum->first_ns) {
+	if (!sum->first_ns)
 		sum->first_ns = began;
-		sum->tgid = origin->tgid;
-		sum->match = origin->match;
-		sum->trace_flags = origin->trace_flags;
-	}
 	raise_to(&sum->last_ns, now);
 	__sync_fetch_and_add(&sum->reclaim_ns, now - began);
 	raise_to(&sum->reclaim_max_ns, now - began);

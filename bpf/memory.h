@@ -23,13 +23,10 @@ struct memory_sum {
 	__u64 reclaim_max_ns;
 	__u64 reclaimed_pages;
 	__u32 reclaim_count;
-	__u32 tgid;
-	__u8 match;
-	__u8 trace_flags;
-	__u16 _pad[3];
+	__u32 _pad;
 };
 
-_Static_assert(sizeof(struct memory_sum) == 56, "mirrored in records.py");
+_Static_assert(sizeof(struct memory_sum) == 48, "mirrored in records.py");
 
 struct memory_config {
 	__u64 reclaim_threshold_ns; /* a single reclaim this long is an event */

@@ -61,20 +61,13 @@ static __always_inline void leave(void *ctx, struct task_struct *task, bool pree
 
 static __always_inline void add_to_span(const struct wait *wait, __u64 run_queue, __u64 off_cpu, __u64 now)
 {
-	struct span_key key = {
-		.trace_id = {wait->origin.trace_id[0], wait->origin.trace_id[1]},
-		.span_id = wait->origin.span_id,
-	};
+	struct span_key key = span_key_of(&wait->origin);
 	struct sched_sum *sum = sum_of(&key);
 
 	if (!sum)
 		return;
-	if (!sum->first_ns) {
+	if (!sum->first_ns)
 		sum->first_ns = wait->off_ns;
-		sum->tgid = wait->origin.tgid;
-		sum->match = wait->origin.match;
-		sum->trace_flags = wait->origin.trace_flags;
-	}
 	raise_to(&sum->last_ns, now);
 	if (run_queue) {
 		__sync_fetch_and_add(&sum->run_queue_ns, run_queue);

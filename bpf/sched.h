@@ -27,13 +27,9 @@ struct sched_sum {
 	__u64 off_cpu_max_ns;
 	__u32 run_queue_count;
 	__u32 off_cpu_count;
-	__u32 tgid;
-	__u8 match;
-	__u8 trace_flags;
-	__u16 _pad;
 };
 
-_Static_assert(sizeof(struct sched_sum) == 64, "mirrored in records.py");
+_Static_assert(sizeof(struct sched_sum) == 56, "mirrored in records.py");
 
 struct sched_config {
 	__u64 run_queue_threshold_ns; /* a single wait this long is an event */

@@ -99,7 +99,8 @@ static __always_inline void find_span(const struct user_probe *probe, struct ori
 	origin->trace_id[1] = given->trace_id[1];
 	origin->span_id = given->span_id;
 	origin->trace_flags = given->trace_flags;
-	origin->match = MATCH_HAND_OVER;
+	/* Whose ids they are stays as it was. */
+	origin->match = given->match == MATCH_HEADER ? MATCH_HEADER : MATCH_HAND_OVER;
 }
 
 /* A number that comes again with no span has none: its last task's would be wrong. */

@@ -36,6 +36,17 @@
 		return table_lookup(table, key);                                                               \
 	}
 
+static __always_inline struct span_key span_key_of(const struct origin *origin)
+{
+	return (struct span_key){
+		.trace_id = {origin->trace_id[0], origin->trace_id[1]},
+		.span_id = origin->span_id,
+		.tgid = origin->tgid,
+		.match = origin->match,
+		.trace_flags = origin->trace_flags,
+	};
+}
+
 static __always_inline void raise_to(__u64 *largest, __u64 value)
 {
 	if (value > *largest)

@@ -165,10 +165,17 @@ USER_PROBE: Dtype = np.dtype(
 
 # Sums: key and value as they lie in the kernel's table, and what is handed over of them.
 
-SPAN_KEY: Dtype = np.dtype([("trace_id", "V16"), ("span_id", "V8")])
+SPAN_KEY: Dtype = np.dtype(
+    [
+        ("trace_id", "V16"),
+        ("span_id", "V8"),
+        ("tgid", "<u4"),
+        ("match", "u1"),
+        ("trace_flags", "u1"),
+        ("_pad", "<u2"),
+    ]
+)
 """struct span_key (bpf/common/sums.h)."""
-
-_WHOSE = [("tgid", "<u4"), ("match", "u1"), ("trace_flags", "u1")]
 
 SCHED_SUM_VALUE: Dtype = np.dtype(
     [
@@ -180,8 +187,6 @@ SCHED_SUM_VALUE: Dtype = np.dtype(
         ("off_cpu_max_ns", "<u8"),
         ("run_queue_count", "<u4"),
         ("off_cpu_count", "<u4"),
-        *_WHOSE,
-        ("_pad", "<u2"),
     ]
 )
 """struct sched_sum (bpf/sched.h)."""
@@ -199,8 +204,6 @@ BLOCK_SUM_VALUE: Dtype = np.dtype(
         ("queue_depth_max", "<u8"),
         ("count", "<u4"),
         ("errors", "<u4"),
-        *_WHOSE,
-        ("_pad", "<u2"),
     ]
 )
 """struct block_sum (bpf/block.h)."""
@@ -213,8 +216,7 @@ MEMORY_SUM_VALUE: Dtype = np.dtype(
         ("reclaim_max_ns", "<u8"),
         ("reclaimed_pages", "<u8"),
         ("reclaim_count", "<u4"),
-        *_WHOSE,
-        ("_pad", "<u2", (3,)),
+        ("_pad", "<u4"),
     ]
 )
 """struct memory_sum (bpf/memory.h)."""

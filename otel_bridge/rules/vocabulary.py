@@ -57,6 +57,7 @@ _TCP = {
     "local_port": Field("{port}"),
     "remote_port": Field("{port}"),
     "state": Field("{state}", bounded=True),
+    "protocol": Field(names={"icmp": (1,), "tcp": (6,), "udp": (17,)}, bounded=True),
     "bytes": Field("By"),
     "smoothed_rtt_us": Field("us"),
     "retransmits": Field("{segment}"),
@@ -73,6 +74,7 @@ EVENTS: dict[str, dict[str, Field]] = {
         "tcp_reset_received": _TCP,
         "tcp_connect": _TCP,
         "tcp_zero_window": _TCP,
+        "receive_queue_full": _TCP,
         "sched_wait": {"run_queue_ns": Field("ns"), "off_cpu_ns": Field("ns")},
         "sched_sum": {
             "run_queue_ns": Field("ns"),

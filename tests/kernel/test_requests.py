@@ -221,6 +221,21 @@ def test_waits_within_a_request_are_its_span_s_and_idling_between_requests_is_no
     assert (off_cpu < 150_000_000).all()
 
 
+def test_what_two_programs_do_for_one_caller_is_summed_apart(serve):
+    """Both sums carry the caller's ids; which span they belong to only their process tells."""
+    servers = serve("threads"), serve("threads")
+    with monitoring("sched", "requests", sum_interval="30s") as monitor:
+        for server, seconds in zip(servers, (0.1, 0.3), strict=True):
+            with connected(server.port) as connection:
+                connection.sendall(request(traceparent(1), f"x-sleep: {seconds}\r\n"))
+                answered(connection)
+    for server, least, most in zip(servers, (0.1, 0.3), (0.25, 0.6), strict=True):
+        (row,) = monitor.events.of(KernelEventKind.SCHED_SUM, tgid=server.pid)
+        assert bytes(row["span_id"]) == span_id(1)
+        assert row["match"] == Match.HEADER
+        assert least * 1e9 <= row["off_cpu_ns"] <= most * 1e9
+
+
 @pytest.mark.parametrize(
     ("value", "reason"),
     [

@@ -145,7 +145,7 @@ def test_a_sum_is_handed_over_with_the_ids_of_its_key_and_the_numbers_of_its_val
     keys["span_id"] = [b"\1" * 8, b"\2" * 8]
     keys["major"] = 259
     values["first"], values["last"], values["count"] = 10, 20, [3, 4]
-    values["match"], values["tgid"] = Match.THREAD, 42
+    keys["match"], keys["tgid"] = Match.THREAD, 42
     out = records.sum_records(KernelEventKind.BLOCK_SUM, keys, values)
     assert out["kind"].tolist() == [KernelEventKind.BLOCK_SUM] * 2
     assert out["span_id"].tolist() == [b"\1" * 8, b"\2" * 8]
