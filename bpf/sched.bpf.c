@@ -22,20 +22,63 @@ struct wait {
 
 STORAGE(waits, BPF_MAP_TYPE_TASK_STORAGE, struct wait);
 
+enum { FRAME_LARGEST = 1 << 16 };
+
+/* Whether a frame may lie there: a register that is used for something else leads elsewhere, and reading what is not
+ * there takes the kernel longer than all the rest.
+ */
+static __always_inline bool is_frame(__u64 above, __u64 pointer)
+{
+	return pointer % sizeof(pointer) == 0 && pointer - above < FRAME_LARGEST;
+}
+
+/* Return addresses by frame pointers, as bpf_get_stack() finds them, but in less time: stacks are taken where each
+ * wait begins, long before it is known to be a long one.
+ */
+static __always_inline void note_stack(void *ctx, struct task_struct *task, __u64 *stack)
+{
+	struct frame {
+		__u64 next;
+		__u64 return_address;
+	} frame;
+	struct user_registers registers;
+	__u64 above, pointer;
+
+	if (!user_registers(task, &registers)) {
+		__builtin_memset(stack, 0, sizeof(__u64[STACK_DEPTH]));
+		if (bpf_get_stack(ctx, stack, sizeof(__u64[STACK_DEPTH]), BPF_F_USER_STACK) < 0)
+			stack[0] = 0;
+		return;
+	}
+	stack[0] = registers.place;
+	above = registers.stack;
+	pointer = registers.frame;
+	for (int i = 1; i < STACK_DEPTH; i++) {
+		stack[i] = 0;
+		if (!is_frame(above, pointer) || bpf_probe_read_user(&frame, sizeof(frame), (void *)pointer) ||
+		    !frame.return_address)
+			break;
+		stack[i] = frame.return_address;
+		above = pointer + 1;
+		pointer = frame.next;
+	}
+}
+
 static __always_inline void leave(void *ctx, struct task_struct *task, bool preempted, __u64 now)
 {
-	const struct thread_layout *layout = layout_of(FIELD(task, tgid));
+	const struct thread_layout *layout;
 	struct origin origin;
 	struct wait *wait;
 
-	if (!may_have_spans(layout))
-		return;
-	/* It never comes back; the next thread of its number shall not find its wait. */
-	if (!STORAGE_GOES_WITH_OWNER && task_state(task) & STATE_DEAD) {
-		bpf_task_storage_delete(&waits, task);
+	/* The kernel's own threads, and those that have ended. */
+	if (!FIELD(task, mm)) {
+		/* The next thread of its number shall not find its wait. */
+		if (!STORAGE_GOES_WITH_OWNER && task_state(task) & STATE_DEAD)
+			bpf_task_storage_delete(&waits, task);
 		return;
 	}
-	if (!span_of_task(layout, task, &origin))
+	layout = layout_of(FIELD(task, tgid));
+	if (!may_have_spans(layout) || !span_of_task(layout, task, &origin))
 		return;
 	wait = bpf_task_storage_get(&waits, task, NULL, BPF_LOCAL_STORAGE_GET_F_CREATE);
 	if (!wait) {
@@ -46,17 +89,8 @@ static __always_inline void leave(void *ctx, struct task_struct *task, bool pree
 	wait->runnable_ns = preempted || task_state(task) == 0 ? now : 0;
 	wait->off_ns = now;
 	wait->user_stack[0] = 0;
-	if (CONSTANT(config, stacks)) {
-		long size = bpf_get_stack(ctx, wait->user_stack, sizeof(wait->user_stack), BPF_F_USER_STACK);
-
-		__u64 frames = size < 0 ? STACK_DEPTH : size / sizeof(wait->user_stack[0]);
-
-		/* The bound shall be checked where the verifier sees it, not where the compiler knows it. */
-		asm volatile("" : "+r"(frames));
-		/* Shorter stacks leave the frames of an earlier wait behind them. */
-		if (frames < STACK_DEPTH)
-			wait->user_stack[frames] = 0;
-	}
+	if (CONSTANT(config, stacks))
+		note_stack(ctx, task, wait->user_stack);
 }
 
 static __always_inline void add_to_span(const struct wait *wait, __u64 run_queue, __u64 off_cpu, __u64 now)

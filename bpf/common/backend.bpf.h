@@ -2,6 +2,15 @@
 #ifndef OTEL_BRIDGE_BACKEND_BPF_H
 #define OTEL_BRIDGE_BACKEND_BPF_H
 
+#include <linux/types.h>
+
+/* Where a thread was in its program when it entered the kernel. */
+struct user_registers {
+	__u64 place; /* of the next instruction */
+	__u64 stack;
+	__u64 frame;
+};
+
 #ifdef OTEL_BRIDGE_BCC
 #include "bcc.bpf.h"
 #else

@@ -167,6 +167,12 @@ static __always_inline unsigned int task_state(struct task_struct *task)
 #endif
 }
 
+/* The kernel tells a thread's registers of typed pointers alone. */
+static __always_inline bool user_registers(struct task_struct *task, struct user_registers *found)
+{
+	return false;
+}
+
 static __always_inline struct gendisk *disk_of(struct request *request)
 {
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(5, 17, 0) /* f3fa33acca9f */

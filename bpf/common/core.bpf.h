@@ -78,6 +78,22 @@ static __always_inline unsigned int task_state(struct task_struct *task)
 	return BPF_CORE_READ((struct task_struct___before_5_14 *)task, state);
 }
 
+/* Where the running thread was in its program. False before 5.15 (dd6e10fbd9fb). */
+static __always_inline bool user_registers(struct task_struct *task, struct user_registers *found)
+{
+	struct pt_regs___frame *registers;
+
+	if (!bpf_core_enum_value_exists(enum bpf_func_id, BPF_FUNC_task_pt_regs))
+		return false;
+	registers = (struct pt_regs___frame *)bpf_task_pt_regs(task);
+#if defined(__TARGET_ARCH_arm64)
+	*found = (struct user_registers){registers->pc, registers->sp, registers->regs[29]};
+#else
+	*found = (struct user_registers){registers->ip, registers->sp, registers->bp};
+#endif
+	return true;
+}
+
 static __always_inline struct gendisk *disk_of(struct request *request)
 {
 	struct request___before_5_17 *old = (void *)request;

@@ -48,6 +48,7 @@ struct pid {
 struct task_struct {
 	int pid;
 	int tgid;
+	void *mm; /* of a user's program */
 	struct pid *thread_pid; /* since 5.0 (2c4704756cab) */
 	unsigned int __state;
 	struct signal_struct *signal;
@@ -133,6 +134,18 @@ struct trace_event_raw_mark_victim {
 	unsigned int uid;
 };
 
+/* The kernel's struct pt_regs; user space's has other names. */
+struct pt_regs___frame {
+#if defined(__TARGET_ARCH_arm64)
+	__u64 regs[31];
+	__u64 sp;
+	__u64 pc;
+#else
+	unsigned long bp;
+	unsigned long ip;
+	unsigned long sp;
+#endif
+};
 
 #pragma clang attribute pop
 #pragma clang diagnostic pop
