@@ -127,13 +127,14 @@ def numbers(records) -> Counter[tuple[int, int]]:
     return found
 
 
-def test_each_request_of_a_connection_has_its_own_span_or_none(serve, closed_port):
+@pytest.mark.parametrize("size", [0, 70_000])
+def test_each_request_of_a_connection_has_its_own_span_or_none(serve, closed_port, size):
     """Case ebpf-context-leak: kept alive, every second request without a traceparent."""
     server = serve("threads")
     with monitoring("tcp", "requests") as monitor, connected(server.port) as connection:
         for number in range(1, PRIME + 1):
             named = [traceparent(number)] if number % 2 else []
-            connection.sendall(request(*named, refused(number, closed_port)))
+            connection.sendall(request(*named, refused(number, closed_port), body=b"POST " * (size // 5)))
             answered(connection)
     found = numbers(monitor.events.of(TCP_CONNECT, tgid=server.pid))
     assert found == {(number, number * (number % 2)): 3 for number in range(1, PRIME + 1)}
