@@ -62,6 +62,9 @@ _NEVER = math.inf
 
 Identity = tuple[str, int]
 
+Content = tuple[int | str, ...]
+"""What tells one file from another by what is in it: see `_content`."""
+
 
 class Layout(Protocol):
     """What `thread_context.locate` finds."""
@@ -193,6 +196,19 @@ class Place(Protocol):
         """Attach to a file that is new to this place, if it is one of its files; returns what detaches."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What was found out about a file.
+
+    Attributes:
+        carrier: it carries the context's symbol.
+        content: which file it is, wherever it is mounted.
+    """
+
+    carrier: bool
+    content: Content
+
+
 @dataclass(slots=True)
 class _Process:
     """What is known of one.
@@ -213,7 +229,7 @@ class _Process:
     followed: bool = False
     complaint: str = ""
     news: dict[Key, str] = field(default_factory=dict)
-    covered: frozenset[Identity] = frozenset()
+    covered: frozenset[Content] = frozenset()
 
 
 class Discovery:
@@ -253,9 +269,9 @@ class Discovery:
         self._names = ProcessNames(proc)
         self._processes: dict[int, _Process] = {}
         self._due: set[int] = set()
-        self._carriers: dict[FileKey, bool] = {}
-        self._covered: dict[Identity, dict[Place, Callable[[], None]]] = {}
-        self._unused: dict[Identity, float] = {}
+        self._files: dict[FileKey, _Known] = {}
+        self._covered: dict[Content, dict[Place, Callable[[], None]]] = {}
+        self._unused: dict[Content, float] = {}
         self._dull: set[Key] = set()
         self._next_scan = clock.monotonic()
         self._records: list[NDArray[np.void]] = []
@@ -339,11 +355,11 @@ class Discovery:
         if places is None:
             return
         self._places = places
-        for identity, attached in list(self._covered.items()):
-            self._covered[identity] = {place: detach for place, detach in attached.items() if place in places}
-            if not self._covered[identity]:
-                del self._covered[identity]
-        self._carriers.clear()
+        for content, attached in list(self._covered.items()):
+            self._covered[content] = {place: detach for place, detach in attached.items() if place in places}
+            if not self._covered[content]:
+                del self._covered[content]
+        self._files.clear()
         self._dull.clear()
         self._look_at_all(now)
 
@@ -391,9 +407,9 @@ class Discovery:
     def _end(self, pid: int, now: float) -> None:
         self._due.discard(pid)
         process = self._processes.pop(pid, None)
-        for identity in process.covered if process is not None else ():
-            if not any(identity in other.covered for other in self._processes.values()):
-                self._unused[identity] = now + LINGER
+        for content in process.covered if process is not None else ():
+            if not any(content in other.covered for other in self._processes.values()):
+                self._unused[content] = now + LINGER
 
     def _take_mappings(self, now: float) -> None:
         if self._mappings is None:
@@ -422,12 +438,15 @@ class Discovery:
         On some file systems (overlayfs) the news name another inode than the maps do: a look settles those.
         """
         major, minor, inode, _ = mapped.key
-        identity = f"{major:02x}:{minor:02x}", inode
-        # Programs stay attached to a covered file only while it is known who maps it.
-        dull = self._carriers.get((*identity, mapped.path)) is False and identity not in self._covered
-        if dull:
-            self._dull.add(mapped.key)
-        return dull
+        known = self._files.get((f"{major:02x}:{minor:02x}", inode, mapped.path))
+        if known is None or not self._is_of_no_use(known):
+            return False
+        self._dull.add(mapped.key)
+        return True
+
+    def _is_of_no_use(self, known: _Known) -> bool:
+        """Whether nobody cares who maps a file; of a covered one it must be known when nobody does."""
+        return not known.carrier and known.content not in self._covered
 
     def _schedule(self, pid: int, process: _Process, due: float, looks: int = 0) -> None:
         process.due, process.looks = due, looks
@@ -460,18 +479,19 @@ class Discovery:
     def _look(self, pid: int, process: _Process, now: float) -> None:
         files = list(mapped_files(pid, self._proc))
         settled = self._judge(pid, files)
-        process.covered = frozenset(file.identity for file in files if file.identity in self._covered)
-        for identity in process.covered & self._unused.keys():
-            del self._unused[identity]
+        known = [self._files[file.key] for file in files if file.key in self._files]
+        process.covered = frozenset(file.content for file in known if file.content in self._covered)
+        for content in process.covered & self._unused.keys():
+            del self._unused[content]
         # Last, so that a process that is followed has its libraries covered.
-        if any(self._carriers.get(file.key) for file in files):
+        if any(file.carrier for file in known):
             settled = self._look_for_context(pid, process) and settled
         self._note_dull(process, files)
         self._schedule_next(pid, process, now, settled=settled)
 
     def _judge(self, pid: int, files: list[MappedFile]) -> bool:
         """Find out what is in files that are new; False when some could not be read at this moment."""
-        new = [file for file in files if file.key not in self._carriers]
+        new = [file for file in files if file.key not in self._files]
         if not new:
             return True
         try:
@@ -479,21 +499,21 @@ class Discovery:
         except (ProcessLookupError, FileNotFoundError, PermissionError):
             # Gone; or closed to this process, which `doctor` tells from the missing capability.
             return True
-        if len(self._carriers) >= MAX_FILES:
-            self._carriers.clear()
+        if len(self._files) >= MAX_FILES:
+            self._files.clear()
         for file in new:
             if file.key not in judgement.unsettled:
-                self._carriers[file.key] = file.key in judgement.carriers
-                self._cover(file)
+                known = self._files[file.key] = _Known(file.key in judgement.carriers, _content(file))
+                self._cover(file, known.content)
         return not judgement.unsettled
 
-    def _cover(self, file: MappedFile) -> None:
-        attached = self._covered.get(file.identity, {})
+    def _cover(self, file: MappedFile, content: Content) -> None:
+        attached = self._covered.get(content, {})
         for place in self._places:
             if place not in attached and (detach := place.attach(file)) is not None:
                 attached[place] = detach
         if attached:
-            self._covered[file.identity] = attached
+            self._covered[content] = attached
 
     def _look_for_context(self, pid: int, process: _Process) -> bool:
         """Follow a process if it can be; False when it is worth another look."""
@@ -517,13 +537,9 @@ class Discovery:
 
     def _note_dull(self, process: _Process, files: list[MappedFile]) -> None:
         """Of the files that brought this look about, those whose next mapping need not."""
-        carriers = {
-            file.path: carrier for file in files if (carrier := self._carriers.get(file.key)) is not None
-        }
+        known = {file.path: self._files[file.key] for file in files if file.key in self._files}
         for key, path in process.news.items():
-            # Programs stay attached to a covered file only while it is known who maps it.
-            covered = any(file.path == path and file.identity in self._covered for file in files)
-            if carriers.get(path) is False and not covered:
+            if path in known and self._is_of_no_use(known[path]):
                 self._dull.add(key)
         process.news.clear()
         if len(self._dull) > MAX_FILES:
@@ -541,12 +557,25 @@ class Discovery:
 
     def _let_go_of_unused(self, now: float) -> None:
         """Programs on a file keep its file system busy: a container's could not be removed."""
-        for identity in [identity for identity, end in self._unused.items() if end <= now]:
-            del self._unused[identity]
-            for detach in self._covered.pop(identity, {}).values():
+        for content in [content for content, end in self._unused.items() if end <= now]:
+            del self._unused[content]
+            for detach in self._covered.pop(content, {}).values():
                 detach()
-            for key in [key for key in self._carriers if key[:2] == identity]:
-                del self._carriers[key]
+            for key in [key for key, known in self._files.items() if known.content == content]:
+                del self._files[key]
+
+
+def _content(file: MappedFile) -> Content:
+    """The same for one file in every mount: containers of one image have its files in overlays of their own.
+
+    A program that is attached through two of them would run twice. What an overlay shows of a file that it
+    did not copy is the number and times of the file below; of one that it copied, the time of the copy.
+    """
+    try:
+        status = os.stat(file.open_path)  # noqa: PTH116 (a link of procfs, not a path to be resolved)
+    except OSError:
+        return file.identity
+    return status.st_ino, status.st_ctime_ns, status.st_size
 
 
 def _start_time(proc: Path, pid: int) -> int:

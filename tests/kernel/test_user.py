@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -198,3 +199,36 @@ def test_an_unreadable_elf_is_said(start_worker, functions, tmp_path):
         eventually("it is said", lambda: any("not covered" in line["event"] for line in lines))
     [line] = [line for line in lines if "not covered" in line["event"]]
     assert line["path"] == str(broken)
+
+
+def test_containers_of_one_image_are_covered_once(functions, start_worker, tmp_path):
+    """Each has the library in an overlay of its own; below, it is one file, and a call is one event."""
+    (tmp_path / "lower").mkdir()
+    shutil.copy(functions, tmp_path / "lower")
+    mounts = []
+    try:
+        for name in ("one", "two"):
+            upper, work, merged = (tmp_path / f"{name}-{part}" for part in ("upper", "work", "merged"))
+            for directory in (upper, work, merged):
+                directory.mkdir()
+            options = f"lowerdir={tmp_path / 'lower'},upperdir={upper},workdir={work}"
+            command = ["mount", "-t", "overlay", "overlay", "-o", options, merged]
+            mounted = subprocess.run(command, capture_output=True, text=True, check=False)
+            if mounted.returncode:
+                pytest.skip(f"needs overlayfs: {mounted.stderr.strip()}")
+            mounts.append(merged)
+        workers = [start_worker(merged / functions.name) for merged in mounts]
+        configured = {"name": "six", "library": LIBRARY, "symbol": "six"}
+        with monitoring("user", user={"functions": [configured]}) as monitor:
+            for worker in workers:
+                followed(monitor, worker.pid)
+            job = {"do": "call_function", "function": "six", "arguments": [1, 2, 3, 0, 5, 6]}
+            for number, worker in enumerate(workers, 1):
+                worker.do({**job, "span": number, "times": PRIME})
+        by_process = [np.count_nonzero(of(monitor, "six")["tgid"] == worker.pid) for worker in workers]
+        assert by_process == [PRIME, PRIME]
+    finally:
+        for worker in workers:
+            worker.stop()
+        for merged in mounts:
+            subprocess.run(["umount", "-l", merged], check=True)
