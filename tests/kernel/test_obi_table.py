@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from otel_bridge.errors import BridgeError, StartError
-from otel_bridge.kernel.libbpf import Library, Map, Object
+from otel_bridge.kernel.core_object import Object
+from otel_bridge.kernel.libbpf import Library, Map
 from otel_bridge.kernel.obi_table import open_table
 from otel_bridge.kernel.records import SHARED_CONTEXT, U8
 from otel_bridge.model import KernelEventKind, Match
