@@ -41,8 +41,11 @@ class Specification(RuleBasedStateMachine):
         self.now += seconds
         before = self.record
         self.after(machine.advance(before, self.rules, self.now))
-        if before.state is State.OPEN and before.until > self.now:
-            assert self.record.state is State.OPEN, "an open ends no sooner than its lease"
+        if before.state is State.OPEN:
+            leases = [hold.until for hold in before.holds.values() if not hold.muted]
+            ended = max([before.base_until, *leases]) <= self.now
+            expected = State.HALF_OPEN if ended else State.OPEN
+            assert self.record.state is expected, "an open ends with its lease, no sooner and no later"
         self.in_flight = {trace: end for trace, end in self.in_flight.items() if end > self.now}
 
     @rule(cause=st.sampled_from([Cause.SLOW_CALLS, Cause.ERROR_RATE, Cause.TIMEOUTS, Cause.READING]))
@@ -174,6 +177,16 @@ class Specification(RuleBasedStateMachine):
     def no_more_probes_than_allowed(self):
         assert len(self.record.permits) + self.record.passed <= PROBES
         assert self.record.state is State.HALF_OPEN or not self.record.permits
+
+    @invariant()
+    def a_burst_is_admitted_in_part(self):
+        """However many ask at once."""
+        for now in (self.now, self.now + 1e7):
+            record = machine.advance(self.record, self.rules, now)
+            if record.state is State.HALF_OPEN:
+                for trace in TRACES:
+                    record = machine.acquire(record, self.rules, now, trace)
+                assert len(record.permits) + record.passed == PROBES
 
     @invariant()
     def nothing_is_stuck(self):
