@@ -70,6 +70,21 @@ def why_never(node: Node, vocabulary: Vocabulary) -> str | None:
     return None
 
 
+def holds_in_silence(node: Node) -> bool | None:
+    """Whether a condition holds where nothing ever came; None: that is not known."""
+    if isinstance(node, MetricCondition | AbsentCondition):
+        return None
+    found = [holds_in_silence(child) for child in children(node)]
+    if isinstance(node, NotCondition):
+        return None if found[0] is None else not found[0]
+    if isinstance(node, AllCondition):
+        return False if False in found else None if None in found else True
+    if isinstance(node, AnyCondition):
+        return True if True in found else None if None in found else False
+    computes = aggregate(node)[0] if isinstance(node, SpanCondition | EventCondition) else ""
+    return None if computes in ("ratio", "rate", "mean", "quantile", "delta") else False
+
+
 def _contradiction(nodes: list[Node]) -> str | None:
     for node in nodes:
         if isinstance(node, NotCondition) and node.not_ in nodes:

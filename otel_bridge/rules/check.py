@@ -106,6 +106,10 @@ class _Checker:
         never = bounds.why_never(self._rule.when, self._vocabulary)  # type: ignore[arg-type]
         if never is not None and not self._mistakes:
             self._say(("when",), f"a rule that can never fire: {never}", "a condition that can hold")
+        if bounds.holds_in_silence(self._rule.when):  # type: ignore[arg-type]
+            self._say(
+                ("when",), "a rule that fires while nothing happens", "`absent`, or something that comes"
+            )
         return self._mistakes
 
     def _say(self, path: Path, found: str, expected: str) -> None:

@@ -133,12 +133,14 @@ class Reference:
     lateness: int = 0
     grid: int = 0
     drifts: bool = False
+    kinds: frozenset[str] = frozenset()
     items: list[Item] = field(default_factory=list)
     changes: list[tuple[bool, int]] = field(default_factory=list)
     newest: int = 0
     active: bool = False
     true_since: int | None = None
     last_true: int = -1
+    went_on: bool = False
 
     def interesting(self, first: int, last: int) -> list[int]:
         """Every time in [first, last] at which anything may change."""
@@ -161,14 +163,17 @@ class Reference:
             self.look(times[0])
 
     def take(self, item: Item) -> None:
+        if item.kind not in self.kinds:
+            return
         late = item.time < self.newest
         if not late:
             self.pass_to(item.time - 1)
         self.items.append(item)
-        if not late and (item.hit or self.drifts):
+        if not late and (item.hit or self.grid):
             self.look(item.time)
         if late:
-            for time in self.interesting(item.time, self.newest - 1):
+            # What is no hit only takes away: nothing that was decided before is decided again for it.
+            for time in self.interesting(item.time, self.newest - 1) if item.hit else ():
                 self.look(time)
             self.look(self.newest)
 
@@ -184,12 +189,14 @@ class Reference:
         if truth:
             self.true_since = time if self.true_since is None else self.true_since
             self.last_true = time
+            self.went_on = True
             if time - self.true_since >= self.before:
                 self.begin(time)
             return
-        if self.true_since is not None:
+        if self.went_on:
             self.last_true = max(self.last_true, time - 1)
         self.true_since = None
+        self.went_on = truth is None and self.active
         if truth is None:
             self.last_true = time if self.active else self.last_true
         elif self.active and time - self.last_true >= self.after:

@@ -111,8 +111,13 @@ def offset_by(seconds: float) -> str:
 
 
 def at_least(value: str, count: str, least: float) -> str:
-    """A quotient by `count` where there were enough items; of none it is no number anyway."""
-    return value if least <= 1 else f"({value}) and {_braced(count)} >= {number(least)}"
+    """A value where there were enough items."""
+    return f"({value}) and {_braced(count)} >= {number(least)}"
+
+
+def share(part: str, whole: str, least: float) -> str:
+    """A part of a whole that has enough items; of none it is 0/0, which is no number anyway."""
+    return f"{part} / {whole}" if least <= 1 else at_least(f"{part} / {whole}", whole, least)
 
 
 def change(new: str, old: str, *, relative: bool) -> str:

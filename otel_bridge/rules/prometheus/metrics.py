@@ -14,7 +14,6 @@ from otel_bridge.rules.prometheus.leaves import (
     check_window,
     growth,
     is_relative,
-    offset_by,
     ranged,
     threshold_of,
 )
@@ -350,9 +349,8 @@ class MetricLeaf:
             value = change(new, old, relative=relative)
         else:
             value = self._over(_WORST[operator], self._change_of_each(settings, relative=relative))
-        watched = self._over("group", f"{self._counted}{offset_by(window + against)}")
         return self._leaf_of(
-            f"({value}) and {watched}",
+            value,
             self._named(f"delta_{settings.stat}"),
             (operator, threshold),
             self._changing(settings, threshold, relative=relative),

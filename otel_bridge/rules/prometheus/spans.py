@@ -20,6 +20,7 @@ from otel_bridge.rules.prometheus.leaves import (
     is_relative,
     offset_by,
     or_zero,
+    share,
     threshold_of,
 )
 from otel_bridge.rules.prometheus.promql import (
@@ -255,7 +256,7 @@ class SpanLeaf:
 
     def _ratio(self, settings: Any) -> CompiledLeaf:
         every = self._grown(self._all)
-        value = at_least(f"{self._hit_count()} / {every}", every, settings.at_least)
+        value = share(self._hit_count(), every, settings.at_least)
         threshold = threshold_of(settings, "1")
         rate = (STEADY, self._per_step(settings.at_least))
         hits, misses = self._sample(rate), self._sample(rate, hit=False)
@@ -293,7 +294,7 @@ class SpanLeaf:
         total = self._sum(growth(self._hits.count.named(_SUM), self._window))
         threshold = threshold_of(settings, "ns") / _NANOSECONDS
         return self._leaf_of(
-            at_least(f"{total} / {count}", count, settings.at_least),
+            share(total, count, settings.at_least),
             "mean",
             (settings.is_.operator, threshold),
             self._lasting(settings, threshold),
@@ -321,14 +322,15 @@ class SpanLeaf:
                 self._need_bound(threshold, str(settings.is_))
                 raise NotExpressibleError(f"buckets tell '>' and '<=' of a quantile, not '{settings.is_}'")
             buckets = self._sum(growth(self._hits.count.named(_BUCKET), self._window), "le")
-            value = f"histogram_quantile({number(settings.q)}, {buckets})"
+            quantile = f"histogram_quantile({number(settings.q)}, {buckets})"
+            value = at_least(quantile, count, settings.at_least)
             test = (operator, threshold)
         else:
             bucket = self._hits.count.named(_BUCKET, at_most(threshold))
-            value = f"{self._sum(growth(bucket, self._window))} / {count}"
+            value = share(self._sum(growth(bucket, self._window)), count, settings.at_least)
             test = ("<" if operator == ">" else ">=", settings.q)
         return self._leaf_of(
-            at_least(value, count, settings.at_least),
+            value,
             f"p{number(settings.q * 100).replace('.', '_')}",
             test,
             examples,

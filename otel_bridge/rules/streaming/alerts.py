@@ -32,13 +32,14 @@ class Alert:
         held: the latest time the condition held, or was not known to have ended while it fired.
     """
 
-    __slots__ = ("active", "held", "newest", "since")
+    __slots__ = ("_went_on", "active", "held", "newest", "since")
 
     def __init__(self) -> None:
         self.active = False
         self.since: int | None = None
         self.newest = -1
         self.held = -1
+        self._went_on = False
 
     def see(self, time: int, truth: bool | None, holding: Holding) -> bool:  # noqa: FBT001 (the truth itself)
         """Take in the condition's truth at a time; of a time before the newest only that it held counts.
@@ -52,10 +53,11 @@ class Alert:
             return self._holds(time, holding, late=late)
         if late:
             return False
-        if self.since is not None:
-            # It is looked at whenever it changes, so it held until now.
+        if self._went_on:
+            # It is looked at whenever it changes, so it went on until now.
             self.held = max(self.held, time - 1)
-            self.since = None
+        self.since = None
+        self._went_on = truth is None and self.active
         if not self.active:
             return False
         if truth is None:
@@ -70,8 +72,9 @@ class Alert:
         if late and holding.before:
             return False
         self.held = max(self.held, time)
-        if not late and self.since is None:
-            self.since = time
+        if not late:
+            self._went_on = True
+            self.since = time if self.since is None else self.since
         begins = not self.active and (late or time - (self.since or 0) >= holding.before)
         self.active = self.active or begins
         return begins
