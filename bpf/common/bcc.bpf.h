@@ -2,10 +2,9 @@
  *
  * Instead of CO-RE, the types come from the headers of the running kernel. Without BTF the verifier does not
  * know what a pointer points to, so every access to the kernel's memory is a bpf_probe_read_kernel(), and
- * sockets and threads have no storage of their own: tables by their address or number stand in, which must be
- * told when an owner ends.
+ * sockets and threads have no storage of their own: tables stand in that do not notice when an owner ends.
  *
- * Maps are made by user space (otel_bridge/kernel/bcc.py). Here a map is a number, which user space gives to
+ * Maps are made by user space (otel_bridge/kernel/bcc_object.py). Here a map is a number, which user space gives to
  * its name (-DMAP_NUMBER_<name>=…) and replaces by the map's descriptor when it loads the program.
  */
 #ifndef OTEL_BRIDGE_BCC_BPF_H

@@ -21,6 +21,8 @@ from otel_bridge.model import KernelEventKind, Match
 from tests.support.kernel import Monitor, config, followed, monitoring, span_id, trace_id
 from tests.support.processes import needs_command
 
+pytestmark = pytest.mark.usefixtures("each_backend")
+
 PRIME = 23
 TCP_CONNECT = KernelEventKind.TCP_CONNECT
 SOURCE = Path(__file__).parent / "obi_tables.bpf.c"
