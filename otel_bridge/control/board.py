@@ -123,20 +123,23 @@ class Board:
             self.store.append(replace(trouble, replica=self._replica))
         now = self.clock.monotonic()
         with self.lock:
-            for key, record in records.items():
+            for key, (record, exact) in records.items():
                 breaker = self.obtain(key)
                 if breaker is None:
                     continue
-                longest = max(
-                    breaker.policy.open_time,
-                    self.config.operators.forced_open_lease,
-                    self.config.rules.lease,
-                    self.config.alertmanager.lease if self.config.alertmanager is not None else 0.0,
-                )
-                kept = record.bounded(now, longest)
-                kept = breaker.in_own_mode(kept)
+                kept = record if exact else record.bounded(now, self._longest_lease(breaker, record))
                 self._settle(breaker, breaker.record, kept, note="taken up after a restart")
                 self.step(breaker, breaker.step(machine.advance))
+
+    def _longest_lease(self, breaker: Breaker, record: Record) -> float:
+        """What an open may last whose clock cannot be trusted any more."""
+        alertmanager = self.config.alertmanager
+        return max(
+            breaker.policy.open_time,
+            self.config.rules.lease,
+            alertmanager.lease if alertmanager is not None else 0.0,
+            self.config.operators.forced_open_lease if record.mode is Mode.FORCED_OPEN else 0.0,
+        )
 
     def advance(self) -> None:
         """Let time pass for every breaker that it may change."""
@@ -152,7 +155,7 @@ class Board:
     def breakers(self) -> list[Breaker]:
         """All breakers, those that refuse first."""
         with self.lock:
-            return sorted(self._breakers.values(), key=lambda b: (-STATE_VALUES[b.record.traffic], b.key))
+            return sorted(self._breakers.values(), key=lambda b: (-STATE_VALUES[b.traffic(b.record)], b.key))
 
     def find(self, key: str) -> Breaker | None:
         """One breaker; None when there is none."""
@@ -186,7 +189,7 @@ class Board:
                 continue
             if breaker.due(now):
                 self.step(breaker, breaker.step(machine.advance), share=False)
-            if breaker.record.traffic is not State.CLOSED:
+            if breaker.traffic(breaker.record) is not State.CLOSED:
                 found.append(breaker)
         return found
 
@@ -221,7 +224,7 @@ class Board:
             if breaker is None:
                 return
             before = breaker.record
-            after = machine.advance(breaker.in_own_mode(record), breaker.rules, self.clock.monotonic())
+            after = machine.advance(record, breaker.rules, self.clock.monotonic())
             if (before.state, before.mode) == (after.state, after.mode):
                 # Copies differ by the time that a message took; that is no change.
                 after = replace(after, since=before.since)
@@ -274,7 +277,7 @@ class Board:
         self.store.save(breaker.key, after)
         self._index(breaker)
         moved = (before.state, before.mode, before.since) != (after.state, after.mode, after.since)
-        grew = after.traffic is State.OPEN and after.until >= before.until + _RENEWAL
+        grew = breaker.traffic(after) is State.OPEN and after.until >= before.until + _RENEWAL
         if moved or grew:
             self._announce(self._as_change(breaker, before, after, event, evidence))
         if after.cause is Cause.LEASE_ENDED and moved:
@@ -282,28 +285,30 @@ class Board:
         if not moved:
             return None
         breaker.evidence.clear()
-        self._state.labels(breaker.key).set(STATE_VALUES[after.traffic])
+        self._state.labels(breaker.key).set(STATE_VALUES[breaker.traffic(after)])
         self._transitions.labels(after.state.value, after.cause.value).inc()
         reason = note or after.reason
         entry = Entry(
             self.clock.time_ns(),
             breaker.key,
             "transition",
-            _word(before),
-            _word(after),
+            breaker.word(before),
+            breaker.word(after),
             after.cause.value,
             actor,
             reason,
             self._replica,
         )
         self.store.append(entry)
-        log.info("breaker", target=breaker.key, state=_word(after), cause=after.cause.value, reason=reason)
+        log.info(
+            "breaker", target=breaker.key, state=breaker.word(after), cause=after.cause.value, reason=reason
+        )
         return entry
 
     def _index(self, breaker: Breaker) -> None:
         record = breaker.record
         _keep(self._restless, breaker, record.state is not State.CLOSED or bool(record.holds))
-        _keep(self.refusing, breaker, record.traffic is not State.CLOSED)
+        _keep(self.refusing, breaker, breaker.traffic(record) is not State.CLOSED)
 
     def _note_lapsed(self, key: str, before: Record) -> None:
         self._leases.inc()
@@ -318,11 +323,11 @@ class Board:
     ) -> Change:
         return Change(
             target=breaker.key,
-            before=before.traffic,
-            state=after.traffic,
+            before=breaker.traffic(before),
+            state=breaker.traffic(after),
             cause=after.cause.value,
             reason=after.reason,
-            until=after.until if after.traffic is State.OPEN else 0.0,
+            until=after.until if breaker.traffic(after) is State.OPEN else 0.0,
             probes=breaker.rules.probes,
             time=self.clock.time_ns(),
             event=event,
@@ -378,7 +383,3 @@ def _keep(among: dict[str, Breaker], breaker: Breaker, wanted: bool) -> None:  #
         among[breaker.key] = breaker
     else:
         among.pop(breaker.key, None)
-
-
-def _word(record: Record) -> str:
-    return record.state.value if record.mode is Mode.AUTO else f"{record.state.value}/{record.mode.value}"

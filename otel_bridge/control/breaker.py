@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -67,15 +67,13 @@ class Breaker:
         self.key = key
         self.policy = policy
         self.rules = policy.rules()
-        self.mode = Mode.OBSERVE if policy.mode == "observe" else Mode.AUTO
-        self.record = Record(mode=self.mode, since=now)
+        self.record = Record(since=now)
         self.evidence = Evidence(policy)
 
     @property
     def idle(self) -> bool:
         """Whether it may be forgotten."""
-        record = self.record
-        return record.state is State.CLOSED and not record.holds and record.mode is self.mode
+        return self.record.idle
 
     def due(self, now: float) -> bool:
         """Whether time has changed it: an open or a probe ended."""
@@ -84,11 +82,17 @@ class Breaker:
             return record.until <= now
         return any(until <= now for until in record.permits.values())
 
-    def in_own_mode(self, record: Record) -> Record:
-        """A record from elsewhere, with this policy's mode where no operator chose another."""
-        if record.mode in (Mode.AUTO, Mode.OBSERVE) and record.mode is not self.mode:
-            return replace(record, mode=self.mode)
-        return record
+    def traffic(self, record: Record) -> State:
+        """What a record of it does to requests: nothing where the policy only observes."""
+        if self.policy.mode == "observe" and record.mode is Mode.AUTO:
+            return State.CLOSED
+        return record.traffic
+
+    def word(self, record: Record) -> str:
+        """A record in the audit log: its state, and its mode where that is not auto."""
+        if record.mode is not Mode.AUTO:
+            return f"{record.state.value}/{record.mode.value}"
+        return f"{record.state.value}/observe" if self.policy.mode == "observe" else record.state.value
 
     def step(self, function: Callable[..., Record], *args: Any) -> Step:
         """One of the machine's functions, made ready for this breaker."""

@@ -79,11 +79,14 @@ def dump_bytes(record: Record, clocks: Clocks) -> bytes:
     return orjson.dumps({"clocks": clock, "record": dump(record)})
 
 
-def load_bytes(data: bytes, clocks: Clocks) -> Record:
+def load_bytes(data: bytes, clocks: Clocks) -> tuple[Record, bool]:
     """A record from a file, moved to the clocks as they are now.
 
     Within one boot the monotonic clock goes on, whatever was done to the wall clock. After another boot only
     the wall clock is left; the caller bounds what it may have spoilt (`Record.bounded`).
+
+    Returns:
+        The record, and whether its times are exact.
 
     Raises:
         ValueError: it is none.
@@ -95,6 +98,6 @@ def load_bytes(data: bytes, clocks: Clocks) -> Record:
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"not a breaker's record: {error}") from error
     if was.boot == clocks.boot and was.monotonic <= clocks.monotonic:
-        return record
+        return record, True
     away = max(0.0, clocks.wall - was.wall)
-    return record.shifted(clocks.monotonic - away - was.monotonic)
+    return record.shifted(clocks.monotonic - away - was.monotonic), False

@@ -98,7 +98,7 @@ class Decider:
         return Decision(
             allow=False,
             target=breaker.key,
-            state=record.traffic,
+            state=breaker.traffic(record),
             reason=record.reason or record.cause.value,
             retry_after=wait(record.state, record.until - board.clock.monotonic(), self._draw()),
             fallback=board.config.decisions.fallbacks[fallback] if fallback is not None else None,

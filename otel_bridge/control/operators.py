@@ -211,7 +211,7 @@ class Operators:
             "target": breaker.key,
             "state": record.state.value,
             "mode": record.mode.value,
-            "traffic": record.traffic.value,
+            "traffic": breaker.traffic(record).value,
             "for_seconds": round(max(0.0, now - record.since), 3),
             "ends_in_seconds": round(max(0.0, record.until - now), 3) if record.until else None,
             "cause": record.cause.value,

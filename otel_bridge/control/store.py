@@ -95,13 +95,14 @@ class StateStore:
         self._db: sqlite3.Connection | None = None
         self._lock_file: int | None = None
 
-    def open(self) -> tuple[dict[str, Record], Entry | None]:
+    def open(self) -> tuple[dict[str, tuple[Record, bool]], Entry | None]:
         """Open the file and read what it holds; then begin to write.
 
         Returns:
-            Records by target, on this process's monotonic clock, and what went wrong, if anything did.
+            Records by target, on this process's monotonic clock, each with whether its times are exact; and
+            what went wrong, if anything did.
         """
-        records: dict[str, Record] = {}
+        records: dict[str, tuple[Record, bool]] = {}
         trouble = None
         if self._config.file is not None:
             try:
@@ -199,7 +200,7 @@ class StateStore:
             raise
         self._db, self._lock_file = db, lock
 
-    def _read(self) -> dict[str, Record]:
+    def _read(self) -> dict[str, tuple[Record, bool]]:
         assert self._db is not None
         clocks = self.clocks()
         records = {}

@@ -78,6 +78,23 @@ def test_what_an_operator_said_survives(tmp_path):
     again.store.close(5)
 
 
+async def test_an_operator_s_long_open_and_observe_survive(tmp_path):
+    """Within one boot the times are exact, and nothing is cut."""
+    world = World(file=tmp_path / "s")
+    for key, function, *rest in (
+        ("a", machine.open_for, 14_400.0),
+        ("b", machine.decide_by_itself, Mode.OBSERVE),
+    ):
+        breaker = world.board.obtain(key)
+        world.board.operate(breaker, breaker.step(function, *rest, "drill"), "me", "drill")
+    world.store.close(5)
+    await world.clock.advance(7200)
+    again = World(world.clock, tmp_path / "s")
+    assert again.record("a").until == world.record("a").until
+    assert again.record("b").mode is Mode.OBSERVE
+    again.store.close(5)
+
+
 def test_kill_9_loses_nothing_that_was_flushed(tmp_path):
     """A child trips a breaker, says so, and is killed."""
     script = textwrap.dedent(

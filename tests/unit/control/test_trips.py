@@ -124,7 +124,7 @@ def test_calls_that_say_nothing_do_not_count():
 
 
 def memory(world: World, ratio: float) -> None:
-    reading = Reading("otel_bridge_gpu_memory_used_ratio", {"gpu": "0"}, ratio, world.clock.time_ns())
+    reading = Reading(catalog.GPU_MEMORY_USED_RATIO.name, {"gpu_uuid": "0"}, ratio, world.clock.time_ns())
     world.sources.take_readings([reading])
 
 
