@@ -20,6 +20,7 @@ from otel_bridge.testing import FakeClock, trace_request
 
 if TYPE_CHECKING:
     from otel_bridge.firings import Firing
+    from otel_bridge.rules.load import LoadedRule
 
 START = 1_700_000_000_000_000_000
 MS = 1_000_000
@@ -28,6 +29,10 @@ EVENT = np.dtype(
     [
         *COMMON.descr,
         ("size", "<u8"),
+        ("run_queue_ns", "<u8"),
+        ("queue_depth", "<u4"),
+        ("major", "<u4"),
+        ("minor", "<u4"),
         ("version", "<u2"),
         ("role", "u1"),
         ("comm", "S16"),
@@ -61,13 +66,19 @@ def load(*rules: dict[str, Any], **declared: Any):
 class Bench:
     """A rule engine with all it needs; times are seconds after START."""
 
-    def __init__(self, *rules: dict[str, Any], config: dict[str, Any] | None = None, **declared: Any) -> None:
+    def __init__(
+        self,
+        *rules: dict[str, Any],
+        config: dict[str, Any] | None = None,
+        loaded: list[LoadedRule] | None = None,
+        **declared: Any,
+    ) -> None:
         self.clock = FakeClock(START)
         self.telemetry = Telemetry()
         self.firings = Firings()
         columns = PlanBuilder()
         self.engine = RuleEngine(
-            load(*rules, **declared),
+            loaded or load(*rules, **declared),
             RulesConfig(**(config or {})),
             columns,
             self.telemetry,
@@ -117,6 +128,6 @@ class Bench:
             out.append({"start_time_unix_nano": start, "end_time_unix_nano": end, **given})
         self.engine.process(self._codec.scan(trace_request(out, resource=resource), self._plan))
 
-    def reading(self, metric: str, at: float, value: float, **labels: str) -> None:
+    def reading(self, metric: str, at: float, value: float, /, **labels: str) -> None:
         """One reading."""
         self.engine.take_readings([Reading(metric, labels, value, START + round(at * SECOND))])

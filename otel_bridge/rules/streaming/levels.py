@@ -50,8 +50,8 @@ class Level:
         self.steps = max(1, round(window / self.step))
         self._before = -(-against // self.step)
         self.covers = (self.steps + self._before) * self.step
-        self._seconds = self.steps * self.step / 1e9
         self._head = 0
+        self._end = 0
         self._sums = np.zeros((3, 1, self.steps + self._before))
         self._free: list[int] = []
         self._rows = 0
@@ -75,11 +75,11 @@ class Level:
     def clear(self) -> None:
         """Forget all that was seen; groups keep their rows."""
         self._sums[:] = 0.0
-        self._head = 0
+        self._head = self._end = 0
 
     def take_over(self, other: Level) -> None:
         """Go on with what the same condition has seen elsewhere."""
-        self._sums, self._head = other._sums, other._head
+        self._sums, self._head, self._end = other._sums, other._head, other._end
         self._free, self._rows = other._free, other._rows
 
     def move_to(self, time: int) -> None:
@@ -90,11 +90,18 @@ class Level:
             gone = np.arange(self._head + 1, min(head, self._head + size) + 1) % size
             self._sums[:, :, gone] = 0.0
         self._head = max(head, self._head)
+        self._end = max(time, self._end)
 
     @property
     def head(self) -> int:
         """The step in which the window ends."""
         return self._head
+
+    @property
+    def _seconds(self) -> float:
+        """How long the window is now: its last step has only begun."""
+        begun = (self._head - self.steps + 1) * self.step
+        return max(self._end - begun, self.step) / 1e9
 
     def idle(self, row: int) -> bool:
         """Whether nothing of a group lies in what is looked at."""

@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 MOST_CHANGES = 64
 """Changes of a condition by itself that a late item has looked at."""
+FIRST_READINGS = 10_000_000_000
+"""Nanoseconds from the start in which every counter is read once; one that comes later began at 0."""
 FORGET_EVERY = 256
 """Times that one group keeps for one condition before it looks for old ones."""
 
@@ -435,6 +437,7 @@ class Runtime:
                 reading.value,
                 divisor=is_divisor,
                 before=now - leaf.test.horizon - self._lateness,
+                from_zero=leaf.test.counts and reading.time - self._since() > FIRST_READINGS,
             )
             if not kept:
                 return None

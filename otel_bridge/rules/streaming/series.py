@@ -32,6 +32,7 @@ class SeriesTest:
 
     Attributes:
         holds: whether the condition holds for some readings at a time; None: not known.
+        counts: whether it looks at how counters grow.
         horizon: how old readings may be and still count, nanoseconds.
         edges: ages at which a reading enters or leaves what is looked at.
     """
@@ -42,6 +43,7 @@ class SeriesTest:
         self.stale_after = round(leaf.stale_after * 1e9)
         self.window = window
         self._settings = settings
+        self.counts = computes in ("increase", "rate", "ratio") or getattr(settings, "stat", "") == "rate"
         against = round(getattr(settings, "against", 0.0) * 1e9)
         self._against = against
         self.horizon = max(window + against, self.stale_after)
@@ -181,8 +183,25 @@ class Readings:
         self.series: dict[tuple[tuple[str, str], ...], Points] = {}
         self.divisors: dict[tuple[tuple[str, str], ...], Points] = {}
 
-    def add(self, labels: Mapping[str, str], time: int, value: float, *, divisor: bool, before: int) -> bool:
+    def add(
+        self,
+        labels: Mapping[str, str],
+        time: int,
+        value: float,
+        *,
+        divisor: bool,
+        before: int,
+        from_zero: bool = False,
+    ) -> bool:
         """Take in a reading and let go of those before a time, but for the last of them.
+
+        Args:
+            labels: of its series.
+            time: unix nanoseconds.
+            value: itself.
+            divisor: whether it is of the metric that the other is divided by.
+            before: readings before this time are let go.
+            from_zero: of a series that is new, whether it counts as 0 right before.
 
         Returns:
             False: it was passed over, since the group has too many series already.
@@ -193,7 +212,7 @@ class Readings:
         if points is None:
             if len(kept) >= MAX_SERIES and not _drop_idle(kept, before):
                 return False
-            points = kept[key] = []
+            points = kept[key] = [(time - 1, 0.0)] if from_zero else []
         insort(points, (time, value))
         gone = max(bisect_left(points, (before, -math.inf)) - 1, len(points) - KEPT)
         if gone > 0:
