@@ -16,10 +16,19 @@ class Kind(StrEnum):
     HOG = "hog"  # its thread is kept from the CPU by others
     READ = "read"  # from a disk, past the page cache
     RECLAIM = "reclaim"  # page cache in a cgroup that has no room for it
+    NOTHING = "nothing"  # save what any request does
 
 
 LONG_WAIT = 0.08
 """Seconds that a sleep takes: well over what makes a wait long by default."""
+
+
+BLOCK = 4096
+DISK_FILE = 64 * BLOCK
+"""Bytes of the file that is read from the disk."""
+
+SPARSE_FILE = 2 << 30
+"""Bytes of the file that is read through the page cache, and has none on the disk."""
 
 
 @dataclass(frozen=True)

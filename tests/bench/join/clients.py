@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import aiohttp
 import grpc
 
-from tests.bench.join.causes import Caused, Job
+from tests.bench.join.causes import Caused, Job, Kind
 from tests.bench.join.peers import LOOPBACK
 from tests.bench.join.servers import CONCURRENT, METHOD
 
@@ -26,6 +27,28 @@ _PATIENCE = 120.0
 def run(server: str, port: int, jobs: Sequence[Job]) -> list[Caused]:
     """Have jobs done; answers what they caused."""
     return asyncio.run(_run(_Grpc if server == "grpc" else _Http, port, jobs))
+
+
+def flood(server: str, port: int, seconds: float) -> int:
+    """Ask for nothing in particular as fast as it answers; how often that was."""
+    return asyncio.run(_flood(_Grpc if server == "grpc" else _Http, port, seconds))
+
+
+async def _flood(connect, port: int, seconds: float) -> int:
+    body = json.dumps(asdict(Job(Kind.NOTHING))).encode()
+    end = time.perf_counter() + seconds
+    answers = 0
+
+    async def client(ask: Ask) -> None:
+        nonlocal answers
+        while time.perf_counter() < end:
+            await ask(body, traceparent())
+            answers += 1
+
+    async with connect(port) as ask, asyncio.TaskGroup() as group:
+        for _ in range(CONCURRENT):
+            group.create_task(client(ask))
+    return answers
 
 
 async def _run(connect, port: int, jobs: Sequence[Job]) -> list[Caused]:

@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-import json
-import os
 import random
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 from collections import Counter
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from otel_bridge import catalog
 from otel_bridge.model import KernelEventKind, Signal
 from otel_bridge.processors.join.logs import read_events
 from tests.bench.join import clients, machine
-from tests.bench.join.causes import LONG_WAIT, Caused, Job, Kind
+from tests.bench.join.children import make_files, peers, workplace
+from tests.bench.join.children import server as serving
+from tests.bench.join.causes import BLOCK, LONG_WAIT, SPARSE_FILE, Caused, Job, Kind
 from tests.bench.join.ledger import EVENT_NAMES, Ledger, Seen, Tally
-from tests.bench.join.peers import Addresses
 from tests.support.cgroups import MIB, MemoryCgroup
-from tests.support.processes import ROOT, Bridge, running
+from tests.support.processes import Bridge, running
 from tests.support.sinks import GrpcSink
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from tests.bench.join.children import Child
 
 SERVERS = ("threads", "asyncio", "grpc")
 LEVEL = 0.99
@@ -36,9 +31,6 @@ LEVEL = 0.99
 
 _LOST_PER_MILLE = 60
 _HOGS = 2
-_BLOCK = 4096
-_DISK_FILE = 64 * _BLOCK
-_SPARSE_FILE = 2048 * MIB
 _READ_THROUGH = 8 * MIB
 _ROOM = 64 * MIB
 """Of page cache, before it must be reclaimed."""
@@ -98,11 +90,11 @@ def jobs(each: int, seed: int) -> tuple[list[Job], list[Job]]:
             Job(Kind.HANDSHAKE, times=1 + number % 3),
             Job(Kind.SLEEP, times=1 + number % 2, seconds=LONG_WAIT),
             Job(Kind.HOG, seconds=0.008),
-            Job(Kind.READ, times=1 + number % 7, size=_BLOCK * (1 + number % 3)),
+            Job(Kind.READ, times=1 + number % 7, size=BLOCK * (1 + number % 3)),
         )
     ]
     chance.shuffle(mixed)
-    regions = range(0, _SPARSE_FILE, _READ_THROUGH)
+    regions = range(0, SPARSE_FILE, _READ_THROUGH)
     return mixed, [
         Job(Kind.RECLAIM, size=_READ_THROUGH, offset=regions[n % len(regions)]) for n in range(each)
     ]
@@ -116,24 +108,17 @@ def run(server: str, each: int) -> Result:
         each: requests of each kind.
     """
     with ExitStack() as stack:
-        build = ROOT / "build"
-        build.mkdir(exist_ok=True)
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=build)))
-        disk_file, sparse_file = _files(directory)
-        addresses = stack.enter_context(_peers(directory))
+        directory = stack.enter_context(workplace())
+        files = make_files(directory)
+        addresses = stack.enter_context(peers(directory))
         machine.lose_packets(addresses.upstream, _LOST_PER_MILLE)
         sink = stack.enter_context(GrpcSink())
         bridge = stack.enter_context(running(Bridge(directory / "bridge", _configuration(sink))))
         cgroup = MemoryCgroup(f"otel-bridge-bench-{bridge.pid}", None)
         stack.callback(cgroup.remove)
         trace = stack.enter_context(closing(machine.ReclaimTrace()))
-        process = stack.enter_context(
-            _server(
-                server, str(bridge.grpc_port), json.dumps(vars(addresses)), str(disk_file), str(sparse_file)
-            )
-        )
+        process, port = stack.enter_context(serving(server, bridge.grpc_port, addresses, files))
         cgroup.add(process.pid)
-        port = int(_line(process))
         began = time.monotonic()
         early = _warm_up(server, port, sink)
         seconds = time.monotonic() - began
@@ -154,17 +139,6 @@ def run(server: str, each: int) -> Result:
         )
 
 
-def _files(directory: Path) -> tuple[Path, Path]:
-    disk_file, sparse_file = directory / "on-disk", directory / "sparse"
-    with disk_file.open("wb") as file:
-        file.write(random.randbytes(_DISK_FILE))
-        file.flush()
-        os.fsync(file.fileno())
-    with sparse_file.open("wb") as file:
-        file.truncate(_SPARSE_FILE)
-    return disk_file, sparse_file
-
-
 def _configuration(sink: GrpcSink) -> dict[str, Any]:
     """The defaults, save that every reclaim is told, and that no span runs out of room for its events."""
     return {
@@ -174,45 +148,12 @@ def _configuration(sink: GrpcSink) -> dict[str, Any]:
     }
 
 
-@contextmanager
-def _child(module: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", f"tests.bench.join.{module}", *arguments]
-    with subprocess.Popen(
-        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def _line(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    if not line:
-        raise RuntimeError(f"{process.args} ended with {process.wait()}")
-    return line
-
-
-@contextmanager
-def _peers(directory: Path) -> Iterator[Addresses]:
-    with _child("peers", str(directory)) as process:
-        yield Addresses(**json.loads(_line(process)))
-
-
-@contextmanager
-def _server(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    with _child("servers", *arguments) as process:
-        yield process
-
-
-def _finish(process: subprocess.Popen[str]) -> str:
+def _finish(process: Child) -> str:
     """End a server, so that its last spans are exported; answers what its publisher counted."""
-    assert process.stdin is not None
-    process.stdin.close()
-    said = _line(process)
-    process.wait(30)
-    return said.strip()
+    process.end_input()
+    said = process.line()
+    process.wait()
+    return said
 
 
 def _warm_up(server: str, port: int, sink: GrpcSink) -> list[Caused]:
@@ -228,7 +169,7 @@ def _warm_up(server: str, port: int, sink: GrpcSink) -> list[Caused]:
             raise TimeoutError(f"after {_FOLLOWED_WITHIN:g} s no span has its {sorted(missing)}")
         causes += clients.run(server, port, [Job(kind, seconds=LONG_WAIT) for kind in missing])
         # Whatever the others need from the disk is read once.
-        causes += clients.run(server, port, [Job(Kind.READ, size=_BLOCK), Job(Kind.RETRANSMIT, size=1)])
+        causes += clients.run(server, port, [Job(Kind.READ, size=BLOCK), Job(Kind.RETRANSMIT, size=1)])
         time.sleep(0.5)
         names = {name for span in sink.spans() for name in Seen.of(span).events}
         missing = {kind for kind in missing if EVENT_NAMES[kind] not in names}

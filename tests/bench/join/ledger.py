@@ -130,7 +130,7 @@ class Ledger:
             moment = self._at_work(tid, time)
             if moment is not None and moment.caused.kind is Kind.RECLAIM:
                 moment.caused.count += 1
-        self.tallies = {kind: Tally() for kind in Kind}
+        self.tallies = {kind: Tally() for kind in Kind if kind is not Kind.NOTHING}
         self.lost_spans = sum(caused.span_id not in self._seen for caused in causes)
 
     def judge(self) -> dict[Kind, Tally]:

@@ -56,6 +56,9 @@ class OnThread:
         self._disk_file = disk_file
         self._sparse_file = sparse_file
 
+    def nothing(self, job: Job, caused: Caused) -> None:
+        """Take the request and answer it."""
+
     def sleep(self, job: Job, caused: Caused) -> None:
         """Wait for nothing."""
         for _ in range(job.times):

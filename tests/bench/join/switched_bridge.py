@@ -1,0 +1,90 @@
+"""A bridge whose probes are switched on and off while it runs.
+
+python -m tests.bench.join.switched_bridge CONFIG
+
+Prints its OTLP port, then does what each line of its input says and answers with a line of JSON: `on PID` loads
+the default probes and waits until that process is followed, `timed PID` has the kernel time them as well, `costs`
+tells what they took so far, `off` unloads them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from pathlib import Path
+
+from otel_bridge.contracts import SystemClock
+from otel_bridge.kernel.config import KernelConfig
+from otel_bridge.kernel.monitor import KernelMonitor
+from otel_bridge.service import Service
+from otel_bridge.settings import load
+from otel_bridge.telemetry import configure_logging
+
+_PATIENCE = 20.0
+
+
+class Switch:
+    """The probes, on or off."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._monitor: KernelMonitor | None = None
+
+    def on(self, pid: str, *, timed: bool = False) -> bool:
+        """Load the probes."""
+        config = KernelConfig.model_validate(
+            {"mode": "required", "drop_privileges": False, "run_statistics": timed}
+        )
+        monitor = KernelMonitor(config, self._service.pipeline, self._service.telemetry, SystemClock())
+        monitor.open()
+        self._monitor = monitor
+        self._service.pipeline.follow(lambda: monitor.complete_until)
+        end = time.monotonic() + _PATIENCE
+        while int(pid) not in monitor.followed:
+            if time.monotonic() > end:
+                raise TimeoutError(f"process {pid} is not followed after {_PATIENCE:g} s")
+            time.sleep(0.02)
+        return True
+
+    def timed(self, pid: str) -> bool:
+        """Load the probes, and have the kernel time them."""
+        return self.on(pid, timed=True)
+
+    def costs(self) -> dict[str, tuple[int, int]]:
+        """By probe: nanoseconds, and runs of its programs."""
+        assert self._monitor is not None
+        return {
+            name: (sum(ns for ns, _ in programs.values()), sum(runs for _, runs in programs.values()))
+            for name, programs in self._monitor.costs().items()
+        }
+
+    def off(self) -> bool:
+        """Unload them."""
+        if self._monitor is not None:
+            self._monitor.close()
+            self._monitor = None
+        return True
+
+
+async def serve(service: Service) -> None:
+    """Obey until the input ends."""
+    switch = Switch(service)
+    await service.start()
+    print(service.receiver.grpc_port, flush=True)
+    while line := await asyncio.to_thread(sys.stdin.readline):
+        word, *arguments = line.split()
+        print(json.dumps(await asyncio.to_thread(getattr(switch, word), *arguments)), flush=True)
+    switch.off()
+    await service.stop()
+
+
+def main() -> None:
+    """Start it."""
+    configure_logging(level="error")
+    asyncio.run(serve(Service(load(Path(sys.argv[1])))))
+
+
+if __name__ == "__main__":
+    main()
