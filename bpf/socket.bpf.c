@@ -1,4 +1,5 @@
-/* Stamps sockets with the span that they are used for. The base of the other probes. */
+/* Notes on sockets what they are used for, and on connections whose bytes they carry. The base of the other probes. */
+#include "common/senders.bpf.h"
 #include "common/socket.bpf.h"
 
 char LICENSE[] SEC("license") = "Dual MIT/GPL";
@@ -7,14 +8,52 @@ static __always_inline void used(struct sock *sk)
 {
 	struct origin origin;
 
-	if (use_of_socket(sk, &origin))
+	if (is_internet(sk) && use_of_socket(sk, &origin))
 		stamp_socket(sk, &origin);
 }
 
-SEC("tp_btf/sock_send_length")
-int BPF_PROG(sock_send_length, struct sock *sk)
+/* Before the bytes are sent: they may be lost, and sent again, before the call returns. */
+static __always_inline void about_to_send(struct sock *sk)
 {
-	used(sk);
+	struct origin origin;
+
+	if (!use_of_socket(sk, &origin))
+		return;
+	stamp_socket(sk, &origin);
+	note_sending(sk, &origin);
+}
+
+static __always_inline void has_sent(struct sock *sk, int length)
+{
+	struct origin origin;
+
+	if (!is_tcp(sk) || !use_of_socket(sk, &origin))
+		return;
+	stamp_socket(sk, &origin);
+	note_sent(sk, &origin, length);
+}
+
+/* Since 6.16 (0f08335ade71) */
+SEC("tp_btf/tcp_sendmsg_locked")
+int BPF_PROG(tcp_sendmsg_locked, struct sock *sk)
+{
+	about_to_send(sk);
+	return 0;
+}
+
+/* The nearest older kernels have, after the bytes were sent. */
+SEC("tp_btf/sock_send_length")
+int BPF_PROG(tcp_sent, struct sock *sk, int length)
+{
+	has_sent(sk, length);
+	return 0;
+}
+
+SEC("tp_btf/sock_send_length")
+int BPF_PROG(datagram_sent, struct sock *sk)
+{
+	if (!is_tcp(sk))
+		used(sk);
 	return 0;
 }
 

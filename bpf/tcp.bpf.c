@@ -10,9 +10,6 @@ char LICENSE[] SEC("license") = "Dual MIT/GPL";
 CONSTANTS(struct tcp_config, config);
 
 enum {
-	ADDRESS_FAMILY_INET = 2,
-	ADDRESS_FAMILY_INET6 = 10,
-	PROTOCOL_TCP = 6,
 	STATE_ESTABLISHED = 1,
 	STATE_SYN_SENT = 2,
 	STATE_CLOSE = 7,

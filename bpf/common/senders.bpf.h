@@ -89,40 +89,26 @@ static __always_inline void sender_of(const struct senders *all, __u32 byte, str
 	}
 }
 
-static __always_inline struct senders *senders_for(struct sock *sk, struct origin *origin)
+static __always_inline void note_sending(struct sock *sk, const struct origin *origin)
 {
-	if (!use_of_socket(sk, origin))
-		return NULL;
+	struct tcp_sock *tcp = bpf_skc_to_tcp_sock(sk);
 	/* The first sender is kept also when it has no span: its bytes are not the next one's. */
-	return bpf_sk_storage_get(&senders, sk, NULL, BPF_SK_STORAGE_GET_F_CREATE);
+	struct senders *all = bpf_sk_storage_get(&senders, sk, NULL, BPF_SK_STORAGE_GET_F_CREATE);
+
+	if (tcp && all)
+		note_sender(all, origin, FIELD(tcp, write_seq), 0, true);
 }
 
-/* The running thread is about to send. */
-static __always_inline void sending(struct sock *sk)
+static __always_inline void note_sent(struct sock *sk, const struct origin *origin, int length)
 {
 	struct tcp_sock *tcp = bpf_skc_to_tcp_sock(sk);
 	struct senders *all;
-	struct origin origin;
 
-	if (!tcp)
+	if (!tcp || length <= 0)
 		return;
-	all = senders_for(sk, &origin);
+	all = bpf_sk_storage_get(&senders, sk, NULL, BPF_SK_STORAGE_GET_F_CREATE);
 	if (all)
-		note_sender(all, &origin, FIELD(tcp, write_seq), 0, true);
-}
-
-/* The running thread has sent; before Linux 6.16 it is told only afterwards. */
-static __always_inline void sent(struct sock *sk, int length)
-{
-	struct tcp_sock *tcp = length > 0 ? bpf_skc_to_tcp_sock(sk) : NULL;
-	struct senders *all;
-	struct origin origin;
-
-	if (!tcp)
-		return;
-	all = senders_for(sk, &origin);
-	if (all)
-		note_sender(all, &origin, FIELD(tcp, write_seq) - length, FIELD(tcp, write_seq), false);
+		note_sender(all, origin, FIELD(tcp, write_seq) - length, FIELD(tcp, write_seq), false);
 }
 
 /* The origin of a segment that is sent again; false when nobody is known to have sent on this socket. */

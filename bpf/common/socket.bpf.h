@@ -5,6 +5,12 @@
 #include "context.bpf.h"
 #include "request.h"
 
+enum {
+	ADDRESS_FAMILY_INET = 2,
+	ADDRESS_FAMILY_INET6 = 10,
+	PROTOCOL_TCP = 6,
+};
+
 struct stamp {
 	__u64 sequence; /* odd while somebody writes; BCC has no atomic operations on less than 64 bits */
 	__u64 connect_ns; /* when the connection attempt began; 0: none under way */
@@ -20,6 +26,18 @@ MAP(http_requests, BPF_MAP_TYPE_LRU_HASH, 16384, __u64, struct http_request);
 static __always_inline struct http_request *request_on(__u64 socket)
 {
 	return bpf_map_lookup_elem(&http_requests, &socket);
+}
+
+static __always_inline bool is_internet(struct sock *sk)
+{
+	unsigned short family = FIELD(&sk->__sk_common, skc_family);
+
+	return family == ADDRESS_FAMILY_INET || family == ADDRESS_FAMILY_INET6;
+}
+
+static __always_inline bool is_tcp(struct sock *sk)
+{
+	return is_internet(sk) && FIELD(sk, sk_protocol) == PROTOCOL_TCP;
 }
 
 /* What the running thread uses a socket for. On a server's connection, in a process that publishes nothing, that is

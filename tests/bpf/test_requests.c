@@ -14,7 +14,12 @@ enum { TGID = 42, TID = 43 };
 
 static struct task_struct task;
 static struct pt_regs___syscall registers;
-static struct sock server = {.sk_type = SOCKET_STREAM}, another = {.sk_type = SOCKET_STREAM};
+static struct {
+	struct sock sock;
+	struct tcp_sock tcp;
+} connections[2];
+#define server connections[0].sock
+#define another connections[1].sock
 
 static void run_as(int tid)
 {
@@ -25,6 +30,11 @@ static void run_as(int tid)
 static void begin(void)
 {
 	CONFIGURE(sources);
+	server = another = (struct sock){
+		.__sk_common.skc_family = ADDRESS_FAMILY_INET,
+		.sk_protocol = PROTOCOL_TCP,
+		.sk_type = SOCKET_STREAM,
+	};
 	fake.task = &task;
 	fake.registers = &registers;
 	run_as(TID);
@@ -39,8 +49,8 @@ static void receives(struct sock *sk, int length, int flags)
 
 static void sends(struct sock *sk, int length)
 {
+	tcp_sendmsg_locked(NULL, sk);
 	answer_sent(NULL, sk, length);
-	sock_send_length(NULL, sk);
 }
 
 static void receive_bytes(struct sock *sk, const char *bytes, int length)

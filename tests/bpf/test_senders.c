@@ -1,12 +1,15 @@
 /* Whose a segment is that is sent again, when several spans have used the connection. */
-#include "bpf/common/senders.bpf.h"
+#include "bpf/socket.bpf.c"
 #include "check.h"
 
 enum { TGID = 42 };
 
 static struct task_struct task;
-static struct tcp_sock connection;
-static struct sock *sk = (struct sock *)&connection;
+static struct {
+	struct sock sock;
+	struct tcp_sock tcp;
+} connection = {.sock = {.__sk_common.skc_family = ADDRESS_FAMILY_INET, .sk_protocol = PROTOCOL_TCP}};
+static struct sock *sk = &connection.sock;
 static struct thread_record record;
 static struct thread_record *variable = &record;
 
@@ -18,7 +21,7 @@ static void begin(void)
 	task = (struct task_struct){.tgid = TGID, .pid = TGID, .thread.fsbase = (unsigned long)&variable};
 	fake.task = &task;
 	bpf_map_update_elem(&processes, &tgid, &layout, BPF_ANY);
-	connection.write_seq = 1000;
+	connection.tcp.write_seq = 1000;
 }
 
 static void at_work_on(__u64 span)
@@ -30,15 +33,15 @@ static void at_work_on(__u64 span)
 static void send(__u64 span, __u32 bytes)
 {
 	at_work_on(span);
-	sending(sk);
-	connection.write_seq += bytes;
+	about_to_send(sk);
+	connection.tcp.write_seq += bytes;
 }
 
 static void send_told_afterwards(__u64 span, __u32 bytes)
 {
 	at_work_on(span);
-	connection.write_seq += bytes;
-	sent(sk, bytes);
+	connection.tcp.write_seq += bytes;
+	has_sent(sk, bytes);
 }
 
 static __u64 span_at(__u32 byte)
@@ -66,7 +69,7 @@ static void a_byte_is_its_sender_s_while_the_call_that_sends_it_goes_on(void)
 	begin();
 	send(7, 100);
 	at_work_on(8);
-	sending(sk);
+	about_to_send(sk);
 	CHECK(span_at(1100) == 8);
 }
 
@@ -119,7 +122,7 @@ static void one_span_that_sends_often_takes_one_place(void)
 static void sequence_numbers_wrap_around(void)
 {
 	begin();
-	connection.write_seq = (__u32)-50;
+	connection.tcp.write_seq = (__u32)-50;
 	send(7, 100);
 	send(8, 100);
 	CHECK(span_at((__u32)-1) == 7 && span_at(49) == 7 && span_at(50) == 8);
@@ -157,7 +160,7 @@ static void a_send_that_failed_sent_nothing(void)
 
 	begin();
 	at_work_on(7);
-	sent(sk, -11);
+	has_sent(sk, -11);
 	CHECK(!segment_origin(sk, 1000, &origin));
 }
 

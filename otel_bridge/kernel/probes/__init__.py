@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from otel_bridge.kernel.probes import block, memory, process, requests, sched, senders, socket, tcp, tls, user
+from otel_bridge.kernel.probes import block, memory, process, requests, sched, socket, tcp, tls, user
 
 if TYPE_CHECKING:
     from otel_bridge.kernel.config import ProbesConfig
@@ -15,7 +15,6 @@ PROBES = (
     requests.PLAIN,
     requests.ENCRYPTED,
     socket.PROBE,
-    senders.PROBE,
     tcp.PROBE,
     sched.PROBE,
     block.PROBE,

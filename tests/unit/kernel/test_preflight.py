@@ -131,10 +131,11 @@ def test_the_all_powerful_capability_does_instead():
 
 def test_an_older_kernel_does_in_part():
     """Sockets are not stamped, block I/O by what there is; the version that brings the rest is named."""
-    gone = {"sock_send_length": False, "sock_recv_length": False, "block_io_start": False}
+    late = ("tcp_sendmsg_locked", "sock_send_length", "sock_recv_length", "block_io_start")
+    gone = dict.fromkeys(late, False)
     found = findings(replace(GOOD, release="5.15.0", tracepoints=ALL_TRACEPOINTS | gone))
     assert found["socket"].verdict is Verdict.MISSING
-    assert found["socket"].mend == "boot Linux 6.3 or later"
+    assert found["socket"].mend == "boot Linux 6.16 or later"
     assert found["block"].verdict is Verdict.PARTIAL
     assert "block_rq_issue" in found["block"].found
     assert found["tcp"].verdict is Verdict.OK

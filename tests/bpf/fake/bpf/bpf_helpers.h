@@ -128,7 +128,8 @@ static int fake_delete(const void *declaration, const void *key, size_t key_size
 	fake_update(map, item, sizeof(*(map)->key), content, sizeof(*(map)->value), flags)
 #define bpf_sk_storage_get(map, sk, initial, flags)                                                            \
 	((typeof((map)->value))fake_storage(map, sk, sizeof(*(map)->value), flags))
-#define bpf_skc_to_tcp_sock(sk) ((struct tcp_sock *)(sk))
+/* Tests put it right behind its struct sock. */
+#define bpf_skc_to_tcp_sock(sk) ((struct tcp_sock *)((struct sock *)(sk) + 1))
 #define bpf_map_delete_elem(map, item) fake_delete(map, item, sizeof(*(map)->key))
 
 static inline void *bpf_ringbuf_reserve(void *ring, __u64 size, __u64 flags)
