@@ -101,6 +101,7 @@ class RuleEngine:
         self._streaming = [loaded for loaded in rules if loaded.rule.engine != "prometheus"]
         self._losses = LossLog(2 * (self._lateness + round(LONGEST_STREAMING_WINDOW * 1e9)))
         self.runtimes = [self._runtime(loaded) for loaded in _in_order(self._streaming)]
+        _number(self.runtimes)
         self._by_name = {runtime.rule.name: runtime for runtime in self.runtimes}
         self._dependents = _dependents(self.runtimes)
         self._of_spans = [r for r in self.runtimes if any(leaf.of_spans for leaf in r.items)]
@@ -375,6 +376,14 @@ def _in_order(rules: Sequence[LoadedRule]) -> list[LoadedRule]:
 
 def _references(loaded: LoadedRule) -> set[str]:
     return {node.rule for _, node, _ in walk(loaded.rule) if isinstance(node, RuleCondition)}
+
+
+def _number(runtimes: Sequence[Runtime]) -> None:
+    """Give conditions that look at the same things the same number."""
+    numbers: dict[object, int] = {}
+    for runtime in runtimes:
+        for leaf in runtime.items:
+            leaf.number = numbers.setdefault(leaf.key, len(numbers))
 
 
 def _dependents(runtimes: Sequence[Runtime]) -> dict[str, list[Runtime]]:

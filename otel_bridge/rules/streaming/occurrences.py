@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+FORGET_EVERY = 256
+"""Times that a group keeps for one condition before it looks for old ones."""
 KEPT = 10_000
 """Hits, and items between them, that a group keeps at most for one condition."""
 
@@ -24,25 +26,26 @@ class Occurrences:
             between it and its neighbours.
     """
 
-    __slots__ = ("_consecutive", "_misses", "_needed", "_runs", "ends", "hits", "starts")
+    __slots__ = ("_consecutive", "_limit", "_misses", "_needed", "_runs", "ends", "hits", "starts")
 
     def __init__(self, needed: int, *, consecutive: bool) -> None:
         self._needed = needed
         self._consecutive = consecutive
+        self._limit = FORGET_EVERY
         self._misses: list[int] = []
         self._runs: list[int] = []
         self.hits: list[int] = []
         self.starts: list[int] = []
         self.ends: list[int] = []
 
-    def hit(self, time: int) -> None:
-        """Take in a hit."""
+    def hit(self, time: int) -> bool:
+        """Take in a hit; whether it may have made a completion."""
         if self.hits and time < self.hits[-1]:
             insort(self.hits, time)
             self._rebuild()
-        else:
-            self.hits.append(time)
-            self._complete(len(self.hits) - 1)
+            return True
+        self.hits.append(time)
+        return self._complete(len(self.hits) - 1)
 
     def miss(self, times: Sequence[int]) -> bool:
         """Take in items that count and are no hits, in order; whether they may have broken a completion."""
@@ -70,7 +73,9 @@ class Occurrences:
         return self.ends[bisect_right(self.ends, after) : bisect_right(self.ends, until)]
 
     def forget(self, before: int) -> None:
-        """Let go of what lies before a time, and of the oldest where there is too much."""
+        """Let go of what lies before a time, and of the oldest where there is too much; now and then."""
+        if len(self.hits) + len(self._misses) < self._limit:
+            return
         gone = max(bisect_left(self.hits, before), len(self.hits) - KEPT)
         if gone > 0:
             del self.hits[:gone], self._runs[:gone]
@@ -80,11 +85,8 @@ class Occurrences:
         gone = max(bisect_left(self.starts, before), len(self.starts) - KEPT)
         if gone > 0:
             del self.starts[:gone], self.ends[:gone]
-
-    @property
-    def size(self) -> int:
-        """How many times are kept."""
-        return len(self.hits) + len(self._misses)
+        # Again only when there is twice as much: so each item is looked at a constant number of times.
+        self._limit = max(FORGET_EVERY, 2 * (len(self.hits) + len(self._misses)))
 
     def _rebuild(self) -> None:
         self._runs.clear()
@@ -93,15 +95,17 @@ class Occurrences:
         for index in range(len(self.hits)):
             self._complete(index)
 
-    def _complete(self, index: int) -> None:
+    def _complete(self, index: int) -> bool:
         """Note the run that ends with a hit, and the completion if it makes one; all before are noted."""
         end = self.hits[index]
         goes_on = index > 0 and not (self._consecutive and self._missed(self.hits[index - 1], end))
         run = self._runs[index - 1] + 1 if goes_on else 1
         self._runs.append(run)
-        if run >= self._needed and index >= self._needed - 1:
-            self.starts.append(self.hits[index - self._needed + 1])
-            self.ends.append(end)
+        if run < self._needed:
+            return False
+        self.starts.append(self.hits[index - self._needed + 1])
+        self.ends.append(end)
+        return True
 
     def _missed(self, after: int, until: int) -> bool:
         index = bisect_left(self._misses, after)

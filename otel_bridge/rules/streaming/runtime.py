@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from otel_bridge.columns import any_of
 from otel_bridge.rules.language import (
     AbsentCondition,
     AllCondition,
@@ -47,8 +48,6 @@ MOST_CHANGES = 64
 """Changes of a condition by itself that a late item has looked at."""
 FIRST_READINGS = 10_000_000_000
 """Nanoseconds from the start in which every counter is read once; one that comes later began at 0."""
-FORGET_EVERY = 256
-"""Times that one group keeps for one condition before it looks for old ones."""
 
 
 class ItemLeaf:
@@ -59,6 +58,8 @@ class ItemLeaf:
         subject: the kind of span, or of event.
         level: what it computes over its window; None where it is about occurrences.
         needed: of an occurrence, how many hits complete it.
+        key: what is looked at: conditions of several rules may have the same.
+        number: of the key, given by the engine; masks are made once a batch for each.
     """
 
     def __init__(
@@ -77,8 +78,8 @@ class ItemLeaf:
         known = {name: field for name, field in fields.items() if field is not None}
         self._where = compile_tests(leaf.where, known)
         self._is = compile_tests(leaf.is_, known)
-        # What is looked at may be the same in several rules: then its masks are made once a batch.
-        self._key = (self.subject, tuple(leaf.where.items()), tuple(leaf.is_.items()))
+        self.key = (self.of_spans, self.subject, tuple(leaf.where.items()), tuple(leaf.is_.items()))
+        self.number = -1
         self.level: Level | None = None
         self._quantile: tuple[Any, float] | None = None
         self._shares = computes == "ratio"
@@ -93,19 +94,19 @@ class ItemLeaf:
     @property
     def wanted(self) -> tuple[str, ...]:
         """Fields that it reads."""
-        _, where, hit = self._key
+        _, _, where, hit = self.key
         names = [name for name, _ in (*where, *hit)]
         return (*names, self._field) if self._field is not None else tuple(names)
 
     def masks(self, view: View) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Which items count, and which of those are hits."""
-        found = view.pairs.get(self._key)
+        found = view.pairs.get(self.number)
         if found is None:
             counts = view.of_kind(self.subject) & view.usable
-            where = self._where(view) if counts.any() else None
+            where = self._where(view) if any_of(counts) else None
             counts = counts if where is None else counts & where
-            passed = self._is(view) if counts.any() else None
-            found = view.pairs[self._key] = (counts, counts if passed is None else counts & passed)
+            passed = self._is(view) if any_of(counts) else None
+            found = view.pairs[self.number] = (counts, counts if passed is None else counts & passed)
         return found
 
     def amounts(self, view: View) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.float64] | None]:
@@ -334,7 +335,7 @@ class Runtime:
 
     def _take_occurrences(self, leaf: ItemLeaf, view: View) -> list[tuple[int, int, int]]:
         _, hits = leaf.masks(view)
-        rows = np.flatnonzero(hits)
+        rows = hits.nonzero()[0]
         return [
             (time, row, leaf.place)
             for time, row in zip(view.times[rows].tolist(), rows.tolist(), strict=True)
@@ -343,7 +344,7 @@ class Runtime:
     def _take_misses(self, leaf: ItemLeaf, view: View, source: str) -> list[Group]:
         """Take in what is no hit; late ones may end what held, so their groups are looked at."""
         counts, hits = leaf.masks(view)
-        rows = np.flatnonzero(counts & ~hits)
+        rows = (counts & ~hits).nonzero()[0]
         if not len(rows):
             return []
         rows = rows[np.argsort(view.times[rows], kind="stable")]
@@ -356,8 +357,7 @@ class Runtime:
             occurrences = group.occurrences[leaf.place]
             if occurrences.miss(times) and group.alert.newest >= 0:
                 broken.append(group)
-            if occurrences.size > FORGET_EVERY:
-                occurrences.forget(view.now - self.horizon)
+            occurrences.forget(view.now - self.horizon)
         return broken
 
     def _look_at_hits(
@@ -369,19 +369,27 @@ class Runtime:
     ) -> None:
         keys, inverse = view.groups(self.by[source])
         badness = view.numbers(DURATION)
+        later: dict[Key, tuple[Group, int]] = {}
         for time, row, place in hits:
             group = self.group(keys[inverse[row]], time)
             occurrences = group.occurrences[place]
-            occurrences.hit(time)
-            if occurrences.size > FORGET_EVERY:
-                occurrences.forget(view.now - self.horizon)
+            completed = occurrences.hit(time)
+            occurrences.forget(view.now - self.horizon)
             keep_evidence(group, time, float(badness[row]), view.trace_id(row))
-            see(group, time, True)
+            if self.drifts or time < group.alert.newest:
+                see(group, time, True)
+            elif completed and group.alert.active and (group.due is None or time <= group.due):
+                # It fires, and goes on to: one look at the last of them finds the same.
+                later[group.key] = (group, time)
+            elif completed:
+                see(group, time, True)
+        for group, time in later.values():
+            see(group, max(time, group.alert.newest), True)
 
     def _take_level(self, leaf: ItemLeaf, level: Level, view: View, source: str) -> list[Group]:
         """Take in items; those groups are looked at whose truth changed, or whose alert is under way."""
         counts, hits, values = leaf.amounts(view)
-        rows = np.flatnonzero(counts)
+        rows = counts.nonzero()[0]
         if not len(rows):
             return []
         level.move_to(view.newest)

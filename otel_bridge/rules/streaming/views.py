@@ -38,7 +38,7 @@ class _View:
         newest: the latest time of those; 0 when there are none.
         now: when the batch was taken in.
         masks: made so far, by what they test.
-        pairs: which items count and which are hits, by condition.
+        pairs: which items count and which are hits, by the condition's number.
     """
 
     def __init__(self, times: NDArray[np.int64]) -> None:
@@ -47,7 +47,7 @@ class _View:
         self.newest = 0
         self.now = 0
         self.masks: dict[object, NDArray[np.bool_]] = {}
-        self.pairs: dict[object, tuple[NDArray[np.bool_], NDArray[np.bool_]]] = {}
+        self.pairs: dict[int, tuple[NDArray[np.bool_], NDArray[np.bool_]]] = {}
         self._groups: dict[tuple[str, ...], tuple[list[Key], NDArray[np.intp]]] = {}
 
     def __len__(self) -> int:
