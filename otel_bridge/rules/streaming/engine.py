@@ -104,8 +104,9 @@ class RuleEngine:
         _number(self.runtimes)
         self._by_name = {runtime.rule.name: runtime for runtime in self.runtimes}
         self._dependents = _dependents(self.runtimes)
-        self._of_spans = [r for r in self.runtimes if any(leaf.of_spans for leaf in r.items)]
-        self._of_events = [r for r in self.runtimes if any(not leaf.of_spans for leaf in r.items)]
+        urgent_first = sorted(self.runtimes, key=_urgency)
+        self._of_spans = [r for r in urgent_first if any(leaf.of_spans for leaf in r.items)]
+        self._of_events = [r for r in urgent_first if any(not leaf.of_spans for leaf in r.items)]
         self._of_metrics = _by_metric(self.runtimes)
         self._columns = SpanColumns(columns)
         for name in sorted(_span_fields(self._of_spans)):
@@ -376,6 +377,12 @@ def _in_order(rules: Sequence[LoadedRule]) -> list[LoadedRule]:
 
 def _references(loaded: LoadedRule) -> set[str]:
     return {node.rule for _, node, _ in walk(loaded.rule) if isinstance(node, RuleCondition)}
+
+
+def _urgency(runtime: Runtime) -> tuple[bool, int]:
+    """What trips a breaker is looked at before what only tells people."""
+    rule = runtime.rule
+    return not rule.breaker, ("critical", "warning", "info").index(rule.severity)
 
 
 def _number(runtimes: Sequence[Runtime]) -> None:

@@ -53,6 +53,9 @@ class Level:
         self._head = 0
         self._end = 0
         self._sums = np.zeros((3, 1, self.steps + self._before))
+        # What the window and the time before it hold; made anew when the window moves.
+        self._now = np.zeros((3, 1))
+        self._earlier = np.zeros((3, 1))
         self._free: list[int] = []
         self._rows = 0
         self._threshold = _threshold(computes, settings, unit)
@@ -63,23 +66,29 @@ class Level:
         if self._free:
             return self._free.pop()
         if self._rows == self._sums.shape[1]:
-            self._sums = np.concatenate([self._sums, np.zeros_like(self._sums)], axis=1)
+            self._sums, self._now, self._earlier = (
+                np.concatenate([part, np.zeros_like(part)], axis=1)
+                for part in (self._sums, self._now, self._earlier)
+            )
         self._rows += 1
         return self._rows - 1
 
     def free_row(self, row: int) -> None:
         """Give a group's row back."""
-        self._sums[:, row] = 0.0
+        for part in (self._sums, self._now, self._earlier):
+            part[:, row] = 0.0
         self._free.append(row)
 
     def clear(self) -> None:
         """Forget all that was seen; groups keep their rows."""
-        self._sums[:] = 0.0
+        for part in (self._sums, self._now, self._earlier):
+            part[:] = 0.0
         self._head = self._end = 0
 
     def take_over(self, other: Level) -> None:
         """Go on with what the same condition has seen elsewhere."""
         self._sums, self._head, self._end = other._sums, other._head, other._end
+        self._now, self._earlier = other._now, other._earlier
         self._free, self._rows = other._free, other._rows
 
     def move_to(self, time: int) -> None:
@@ -89,8 +98,17 @@ class Level:
             size = self._sums.shape[2]
             gone = np.arange(self._head + 1, min(head, self._head + size) + 1) % size
             self._sums[:, :, gone] = 0.0
-        self._head = max(head, self._head)
+        if head > self._head:
+            self._head = head
+            self._add_up()
         self._end = max(time, self._end)
+
+    def _add_up(self) -> None:
+        size = self._sums.shape[2]
+        now = np.arange(self._head - self.steps + 1, self._head + 1) % size
+        self._now = self._sums[:, :, now].sum(axis=2)
+        if self._before:
+            self._earlier = self._sums.sum(axis=2) - self._now
 
     @property
     def head(self) -> int:
@@ -122,21 +140,24 @@ class Level:
             rows, buckets, hits = rows[fresh], buckets[fresh], hits[fresh]
             values = None if values is None else values[fresh]
         place = (rows, buckets % size)
-        np.add.at(self._sums[_ITEMS], place, 1.0)
-        np.add.at(self._sums[_HITS], place, hits.astype(np.float64))
+        weights = [hits.astype(np.float64), np.ones(len(rows))]
         if values is not None:
-            np.add.at(self._sums[_SUM], place, np.where(hits, values, 0.0))
+            weights.append(np.where(hits, values, 0.0))
+        in_window = buckets > self._head - self.steps
+        groups = self._now.shape[1]
+        for which, weight in enumerate(weights):
+            np.add.at(self._sums[which], place, weight)
+            inside = np.bincount(rows, weight * in_window, groups)
+            self._now[which] += inside
+            if self._before:
+                self._earlier[which] += np.bincount(rows, weight, groups) - inside
 
     def truth(self, rows: NDArray[np.intp]) -> NDArray[np.int8]:
         """For each group's row whether the condition holds now: TRUE, FALSE, UNKNOWN."""
-        size = self._sums.shape[2]
-        now = np.arange(self._head - self.steps + 1, self._head + 1) % size
-        hits, items, total = self._sums[:, rows][:, :, now].sum(axis=2)
+        now = self._now[:, rows]
         if self._computes == "delta":
-            before = np.arange(self._head - size + 1, self._head - self.steps + 1) % size
-            earlier = self._sums[:, rows][:, :, before].sum(axis=2)
-            return self._changed((hits, items, total), earlier)
-        return self._compared(hits, items, total)
+            return self._changed(now, self._earlier[:, rows])
+        return self._compared(*now)
 
     def _compared(
         self, hits: NDArray[np.float64], items: NDArray[np.float64], total: NDArray[np.float64]
@@ -156,7 +177,7 @@ class Level:
         known = items >= settings.at_least
         return np.where(known, truth.astype(np.int8), UNKNOWN).astype(np.int8)
 
-    def _changed(self, now: tuple[NDArray[np.float64], ...], before: NDArray[np.float64]) -> NDArray[np.int8]:
+    def _changed(self, now: NDArray[np.float64], before: NDArray[np.float64]) -> NDArray[np.int8]:
         settings = self._settings
         enough = (now[_HITS] >= settings.at_least) & (before[_HITS] >= settings.at_least)
         if settings.stat == "mean":

@@ -79,6 +79,23 @@ def written(condition: Anything) -> dict[str, Anything]:
     return leaf if condition.needed == 1 else leaf | {"count": condition.needed}
 
 
+def together(bench: Bench, reference: Reference, stream: list[Item], sizes: list[int]) -> None:
+    """Items in order, some of them in one array, as a ring buffer hands them over."""
+    rest = list(stream)
+    for size in (*sizes, len(stream)):
+        batch, rest = rest[:size], rest[size:]
+        if not batch:
+            return
+        reference.pass_to(batch[0].time - 1)
+        bench.at((batch[0].time - 1) / SECOND)
+        bench.clock._move_to(batch[-1].time / SECOND)
+        bench.events(
+            [(item.kind, item.time / SECOND, {"duration": (600 if item.hit else 100) * MS}) for item in batch]
+        )
+        for item in batch:
+            reference.take(item)
+
+
 def feed(bench: Bench, reference: Reference, stream: list[Item]) -> None:
     """The same to both, item by item; the clock stands at the newest item; then twenty seconds of nothing."""
     wall = 0
@@ -148,6 +165,16 @@ def test_items_out_of_order(condition, stream, before, after):
 def test_absence_and_items_out_of_order(condition, stream):
     """What was decided by what was known is not taken back; so of these, when they begin first."""
     compare(condition, stream, after=3600 * SECOND)
+
+
+@settings(max_examples=100, deadline=None)
+@given(adding, streams, st.lists(st.integers(1, 5), max_size=6), holdings)
+def test_items_handed_over_together(condition, stream, sizes, after):
+    """What is in one array is decided item by item all the same."""
+    bench = Bench(rule(written(condition), keep_firing_for=after / SECOND), config={"lateness": "60s"})
+    reference = Reference(condition, 0, after, 60 * SECOND, kinds=frozenset(kinds_of(condition)))
+    together(bench, reference, sorted(stream, key=lambda item: item.time), sizes)
+    assert [(item.active, item.since - START) for item in bench.firings] == reference.changes
 
 
 @settings(max_examples=50, deadline=None)
