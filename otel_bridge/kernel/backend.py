@@ -7,16 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from otel_bridge.errors import BridgeError
-from otel_bridge.kernel.core_object import Object
-from otel_bridge.kernel.loader import BUILD_COMMAND, object_path
+from otel_bridge.kernel.loader import object_path
+from otel_bridge.libbpf import BUILD_COMMAND
+from otel_bridge.libbpf.core_object import Object
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from otel_bridge.kernel.bcc_object import BccObject
     from otel_bridge.kernel.config import KernelConfig, ProbesConfig
-    from otel_bridge.kernel.libbpf import Library
     from otel_bridge.kernel.probes.base import Probe
+    from otel_bridge.libbpf.library import Library
 
 BTF = Path("/sys/kernel/btf/vmlinux")
 

@@ -28,9 +28,9 @@ from otel_bridge.errors import BridgeError
 from otel_bridge.kernel import bcc_compile
 from otel_bridge.kernel.backend import built
 from otel_bridge.kernel.bcc_object import INSTRUCTION, BccObject, map_numbers, programs_of
-from otel_bridge.kernel.core_object import Object
-from otel_bridge.kernel.loader import BUILD_COMMAND, OBJECTS
 from otel_bridge.kernel.probes import user
+from otel_bridge.libbpf import BUILD_COMMAND, OBJECTS
+from otel_bridge.libbpf.core_object import Object
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from otel_bridge.kernel.config import BccConfig, ProbesConfig
-    from otel_bridge.kernel.libbpf import Library
     from otel_bridge.kernel.probes.base import Probe
+    from otel_bridge.libbpf.library import Library
 
 log = structlog.get_logger(__name__)
 

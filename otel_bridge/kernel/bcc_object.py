@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from otel_bridge.kernel import uprobe
-from otel_bridge.kernel.core_object import MapShape, Object
 from otel_bridge.kernel.elf_file import ElfFile
-from otel_bridge.kernel.libbpf import LibbpfError, Map
 from otel_bridge.kernel.loaded_elf import ElfError
+from otel_bridge.libbpf.core_object import MapShape, Object
+from otel_bridge.libbpf.library import LibbpfError, Map
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from otel_bridge.kernel.libbpf import Library
     from otel_bridge.kernel.uprobe import Descriptors
+    from otel_bridge.libbpf.library import Library
 
 INSTRUCTION = np.dtype([("code", "u1"), ("registers", "u1"), ("offset", "<i2"), ("immediate", "<i4")])
 """struct bpf_insn; the upper half of `registers` is the source."""

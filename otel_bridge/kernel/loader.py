@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,13 +12,15 @@ import structlog
 
 from otel_bridge.errors import BridgeError
 from otel_bridge.kernel.config import ProbeConfig
-from otel_bridge.kernel.libbpf import LibbpfError, Map, run_statistics
 from otel_bridge.kernel.probes.base import CONFIG_SECTION, constants
 from otel_bridge.kernel.records import CONTEXT_SOURCES, RATE_LIMIT, THREAD_LAYOUT, U4, U8, Counter
 from otel_bridge.kernel.ring import Ring, RingMemory
+from otel_bridge.libbpf import OBJECTS
+from otel_bridge.libbpf.library import LibbpfError, Map, run_statistics
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
     from typing import Any
 
     from numpy.typing import NDArray
@@ -27,16 +28,14 @@ if TYPE_CHECKING:
     from otel_bridge.kernel.backend import Backend
     from otel_bridge.kernel.bcc_object import BccObject
     from otel_bridge.kernel.config import KernelConfig
-    from otel_bridge.kernel.core_object import Link, Object
-    from otel_bridge.kernel.libbpf import Library
     from otel_bridge.kernel.probes.base import Probe, Program, Sums, Uprobe
     from otel_bridge.kernel.records import Dtype
     from otel_bridge.kernel.uprobe import Descriptors
+    from otel_bridge.libbpf.core_object import Link, Object
+    from otel_bridge.libbpf.library import Library
 
 log = structlog.get_logger(__name__)
 
-OBJECTS = Path(__file__).parent / "objects"
-BUILD_COMMAND = "make -C bpf"
 SHARED = frozenset({"processes", "sockets", "senders", "thread_requests", "http_requests", "shared_contexts"})
 _SOURCES_SECTION = ".rodata.sources"
 _USDT_MAPS = "__bpf_usdt"  # libbpf's own, filled anew for each object

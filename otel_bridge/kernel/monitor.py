@@ -20,7 +20,6 @@ from otel_bridge.kernel.bcc import BccBackend
 from otel_bridge.kernel.clock import Alignment
 from otel_bridge.kernel.config import ProbeConfig
 from otel_bridge.kernel.discovery import PROC, Discovery
-from otel_bridge.kernel.libbpf import LibbpfError, Library
 from otel_bridge.kernel.loader import Loader
 from otel_bridge.kernel.mappings import MappingNews, MappingsError
 from otel_bridge.kernel.obi_table import open_table
@@ -30,6 +29,7 @@ from otel_bridge.kernel.reader import Intake, Reader, Ticker, Timer
 from otel_bridge.kernel.records import BLOCK_DEVICE, BLOCK_TOTALS, U4, USER_PROBE
 from otel_bridge.kernel.stacks import ADDRESSES, StackNaming, Symbolizer
 from otel_bridge.kernel.time_wait import read_time_wait
+from otel_bridge.libbpf.library import LibbpfError, Library
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

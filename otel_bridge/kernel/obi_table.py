@@ -17,7 +17,7 @@ from otel_bridge.errors import BridgeError
 from otel_bridge.kernel.records import SHARED_CONTEXT
 
 if TYPE_CHECKING:
-    from otel_bridge.kernel.libbpf import Library
+    from otel_bridge.libbpf.library import Library
 
 _LRU_HASH = 9  # linux/bpf.h: BPF_MAP_TYPE_LRU_HASH
 _KEY_BYTES = 8

@@ -16,10 +16,11 @@ from otel_bridge.kernel import bcc, openssl, privileges
 from otel_bridge.kernel.backend import BTF
 from otel_bridge.kernel.backend import choose as choose_backend
 from otel_bridge.kernel.discovery import PROC
-from otel_bridge.kernel.libbpf import LibbpfError, Library
-from otel_bridge.kernel.loader import BUILD_COMMAND, choose, object_path
+from otel_bridge.kernel.loader import choose, object_path
 from otel_bridge.kernel.openssl import Coverage, OpensslFile
 from otel_bridge.kernel.probes import PROBES, is_wanted
+from otel_bridge.libbpf import BUILD_COMMAND
+from otel_bridge.libbpf.library import LibbpfError, Library
 
 if TYPE_CHECKING:
     from pathlib import Path

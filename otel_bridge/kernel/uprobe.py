@@ -13,10 +13,10 @@ import struct
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from otel_bridge.kernel.libbpf import LibbpfError
+from otel_bridge.libbpf.library import LibbpfError
 
 if TYPE_CHECKING:
-    from otel_bridge.kernel.libbpf import Library
+    from otel_bridge.libbpf.library import Library
 
 _PMU = Path("/sys/bus/event_source/devices/uprobe")
 _SYSCALL = {"x86_64": 298, "aarch64": 241}

@@ -15,9 +15,9 @@ from otel_bridge.kernel.backend import built
 from otel_bridge.kernel.bcc import Compiler
 from otel_bridge.kernel.bcc_object import map_numbers, programs_of
 from otel_bridge.kernel.config import BccConfig, KernelConfig
-from otel_bridge.kernel.core_object import Object
-from otel_bridge.kernel.libbpf import Library
 from otel_bridge.kernel.probes import PROBES
+from otel_bridge.libbpf.core_object import Object
+from otel_bridge.libbpf.library import Library
 from otel_bridge.model import KernelEventKind, Match
 from tests.support.kernel import Monitor, config, followed, monitoring
 

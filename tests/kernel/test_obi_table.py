@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from otel_bridge.errors import BridgeError, StartError
-from otel_bridge.kernel.core_object import Object
-from otel_bridge.kernel.libbpf import Library, Map
 from otel_bridge.kernel.obi_table import open_table
 from otel_bridge.kernel.records import SHARED_CONTEXT, U8
+from otel_bridge.libbpf.core_object import Object
+from otel_bridge.libbpf.library import Library, Map
 from otel_bridge.model import KernelEventKind, Match
 from tests.support.kernel import Monitor, config, followed, monitoring, span_id, trace_id
 from tests.support.processes import needs_command

@@ -21,8 +21,8 @@ import pytest
 
 from otel_bridge.contracts import SystemClock
 from otel_bridge.kernel.config import KernelConfig
-from otel_bridge.kernel.loader import OBJECTS
 from otel_bridge.kernel.monitor import KernelMonitor
+from otel_bridge.libbpf import OBJECTS
 from otel_bridge.telemetry import Telemetry
 
 if TYPE_CHECKING:

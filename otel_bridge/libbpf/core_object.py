@@ -7,7 +7,7 @@ import errno
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from otel_bridge.kernel.libbpf import LibbpfError, Map
+from otel_bridge.libbpf.library import LibbpfError, Map
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from otel_bridge.kernel.libbpf import Library
+    from otel_bridge.libbpf.library import Library
 
 
 class _UprobeOptions(ctypes.Structure):
