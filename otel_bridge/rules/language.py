@@ -6,9 +6,11 @@ names, wrong units, rules that never fire). Durations are seconds.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic_core import core_schema
 
 from otel_bridge.explain import TAG
 from otel_bridge.rules.terms import Threshold, ValueTest
@@ -16,6 +18,9 @@ from otel_bridge.units import Duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+    from pydantic_core import CoreSchema
 
     from otel_bridge.explain import Path
 
@@ -27,9 +32,22 @@ class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
 
-def _short(key: str) -> BeforeValidator:
-    """Let a mapping with one key of importance be written as its value alone."""
-    return BeforeValidator(lambda value: value if isinstance(value, dict | BaseModel) else {key: value})
+@dataclass(frozen=True, slots=True)
+class _Short:
+    """Lets a mapping with one key of importance be written as its value alone."""
+
+    key: str
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(self._lengthen, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return {"anyOf": [handler(schema), {"type": "string"}]}
+
+    def _lengthen(self, value: Any) -> Any:
+        return value if isinstance(value, dict | BaseModel) else {self.key: value}
 
 
 # What is computed over a window
@@ -106,8 +124,8 @@ class _Observed(_Model):
         {}, alias="is", description="What must hold of a thing to be a hit, by field; empty: all are hits."
     )
     within: Window | None = Field(None, description="The window; by default that of the enclosing condition.")
-    rate: Annotated[Rate, _short("is")] | None = None
-    ratio: Annotated[Ratio, _short("is")] | None = None
+    rate: Annotated[Rate, _Short("is")] | None = None
+    ratio: Annotated[Ratio, _Short("is")] | None = None
     mean: Mean | None = None
     quantile: Quantile | None = None
     delta: Delta | None = None
@@ -147,10 +165,10 @@ class MetricCondition(_Observed):
     """A metric's series: one series that satisfies it is enough; counters are added up."""
 
     metric: str = Field(description="A name of the catalog, or one that the rule set declares.")
-    increase: Annotated[Rate, _short("is")] | None = Field(
+    increase: Annotated[Rate, _Short("is")] | None = Field(
         None, description="How much a counter grew in the window."
     )
-    slope: Annotated[Slope, _short("is")] | None = None
+    slope: Annotated[Slope, _Short("is")] | None = None
     stale_after: Window = Field(5.0, description="A series without a reading for so long has no value.")
 
 
@@ -289,7 +307,7 @@ class Rule(_Model):
 
     name: str = Field(pattern=r"^[A-Z][A-Za-z0-9]*$", description="The alert's name, like GpuOutOfMemory.")
     when: Condition = Field(description="What it fires on.")
-    by: list[Annotated[GroupKey, _short("label")]] = Field(
+    by: list[Annotated[GroupKey, _Short("label")]] = Field(
         [], description="Labels that make groups of their own; one alert a group."
     )
     max_groups: int = Field(1000, ge=1, le=100_000, description="Groups beyond push out the idlest.")

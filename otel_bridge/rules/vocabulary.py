@@ -61,6 +61,7 @@ _TCP = {
     "bytes": Field("By"),
     "smoothed_rtt_us": Field("us"),
     "retransmits": Field("{segment}"),
+    "segments": Field("{segment}"),
 }
 _DEVICE = {"major": Field("{device}", bounded=True), "minor": Field("{device}", bounded=True)}
 _MEMORY = {"reclaimed_pages": Field("{page}"), "comm": Field(type="text", bounded=True)}
@@ -142,11 +143,15 @@ def attribute_of(name: str) -> tuple[Scope, str]:
     return (Scope.RESOURCE if name.startswith(_OF_RESOURCES) else Scope.SPAN), name
 
 
+_PROBES = {"oom_kill": "memory", "reclaim": "memory", "receive_queue_full": "tcp"}
+"""Those that the beginning of the event's name does not tell."""
+
+
 def probe_of(event: str) -> str:
     """The probe whose losses concern a kind of event."""
     if event not in KIND_NUMBERS:
         return "user"
-    return {"oom_kill": "memory", "reclaim": "memory"}.get(event, event.partition("_")[0])
+    return _PROBES.get(event, event.partition("_")[0])
 
 
 _KNOWN_UNITS = {
