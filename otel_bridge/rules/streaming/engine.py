@@ -65,6 +65,12 @@ class LossLog:
         times, counts = self._lost[probe]
         return sum(counts[bisect_left(times, first) : bisect_right(times, last)])
 
+    def last(self, probe: str, until: int) -> int | None:
+        """When some were lost last, not after a time."""
+        times, _ = self._lost.get(probe, ([], []))
+        index = bisect_right(times, until)
+        return times[index - 1] if index else None
+
 
 class RuleEngine:
     """Evaluates rules as their items come in.

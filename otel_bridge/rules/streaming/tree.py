@@ -55,6 +55,9 @@ class Losses(Protocol):
     def between(self, probe: str, first: int, last: int) -> int:
         """How many events of a probe were lost in a time, both ends included."""
 
+    def last(self, probe: str, until: int) -> int | None:
+        """When some were lost last, not after a time."""
+
 
 class Condition(Protocol):
     """A compiled condition."""
@@ -119,10 +122,9 @@ class Absent:
     def changes(self, group: Group, time: int) -> int | None:
         """See `Condition`."""
         last = group.occurrences[self.place].last_hit(time)
-        known = max(group.first, self.since(), -1 if last is None else last + 1)
-        at = known + self.window + self.lateness
-        if at <= time and self.lossy(time):
-            return time + self.window
+        lost = self.losses.last(self.probe, time)
+        quiet = [found + 1 for found in (last, lost) if found is not None]
+        at = max(group.first, self.since(), *quiet) + self.window + self.lateness
         return at if at > time else None
 
     def lossy(self, time: int) -> bool:
