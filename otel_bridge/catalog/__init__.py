@@ -12,6 +12,7 @@ from otel_bridge.catalog.control import *
 from otel_bridge.catalog.data_path import *
 from otel_bridge.catalog.definitions import *
 from otel_bridge.catalog.derive import *
+from otel_bridge.catalog.engines import *
 from otel_bridge.catalog.gpu import *
 from otel_bridge.catalog.join import *
 from otel_bridge.catalog.kernel import *

@@ -1,0 +1,1 @@
+"""Grafana dashboards: queries, panels made of them, and the JSON that both are built into."""

@@ -1,0 +1,1 @@
+"""What dashboards ask Prometheus, one module a subject; names of metrics and labels come from the catalog."""

@@ -1,0 +1,38 @@
+"""Breakers and rules: states, trips, how fast, what fires."""
+
+from __future__ import annotations
+
+from dashboards.queries.promql import Query, highest, or_zero, quantile, rate, summed
+from otel_bridge import catalog
+
+TARGET = {"target": '=~"$target"'}
+_STATE = highest(catalog.CONTROL_STATE, ("target",), **TARGET)
+_OPEN = 2
+
+STATE = Query(_STATE, "{{target}}")
+OPEN_NOW = Query(or_zero(f"count({_STATE} == {_OPEN})"), "open")
+TARGETS = Query(summed(catalog.CONTROL_TARGETS), "targets")
+TRANSITIONS = Query(or_zero(rate(catalog.CONTROL_TRANSITIONS, by=("state", "cause"))), "{{state}} {{cause}}")
+REACTION = Query(quantile(0.99, catalog.CONTROL_REACTION, ("step",)), "{{step}}")
+DECISIONS = Query(rate(catalog.CONTROL_DECISIONS, by=("interface", "result")), "{{interface}} {{result}}")
+DECISION_TIME = [
+    Query(quantile(q, catalog.CONTROL_DECISION_DURATION), f"P{round(q * 100)}") for q in (0.5, 0.99)
+]
+PROBES = Query(or_zero(rate(catalog.CONTROL_PROBES, by=("verdict",))), "{{verdict}}")
+ALERTS = Query(or_zero(rate(catalog.CONTROL_ALERTS, by=("outcome",))), "{{outcome}}")
+ACTIONS = Query(or_zero(rate(catalog.CONTROL_ACTIONS, by=("action", "result"))), "{{action}} {{result}}")
+STORES = Query(highest(catalog.CONTROL_STORE_UP, ("instance", "store")), "{{instance}} {{store}}")
+LEASES = [
+    Query(or_zero(rate(catalog.CONTROL_LEASES_ENDED)), "ended unrenewed"),
+    Query(or_zero(rate(catalog.CONTROL_LATE_RENEWALS)), "renewed late"),
+    Query(or_zero(rate(catalog.CONTROL_TARGETS_REFUSED)), "targets refused"),
+]
+
+FIRING = Query(highest(catalog.RULES_ACTIVE, ("rule",)), "{{rule}}")
+FIRING_NOW = Query(or_zero(summed(catalog.RULES_ACTIVE)), "alerts")
+FIRINGS = Query(or_zero(rate(catalog.RULES_FIRINGS, by=("rule",))), "{{rule}}")
+INCOMPLETE = Query(or_zero(rate(catalog.RULES_INCOMPLETE, by=("rule",))), "{{rule}}")
+LOADED = Query(summed(catalog.RULES_LOADED, ("engine",)), "{{engine}}")
+DECIDED = [Query(quantile(q, catalog.RULES_DECISION), f"P{round(q * 100)}") for q in (0.5, 0.99)]
+IGNORED = Query(or_zero(rate(catalog.RULES_IGNORED, by=("reason",))), "{{reason}}")
+EVICTED = Query(or_zero(rate(catalog.RULES_EVICTED, by=("rule",))), "{{rule}}")

@@ -1,0 +1,93 @@
+"""Root cause: from a slow service to what held it up, and to the trace."""
+
+from dashboards import panels
+from dashboards.layout import SERVICE, assemble
+from dashboards.links import VARIABLES, to_traces
+from dashboards.panels import Section
+from dashboards.queries import causes, golden
+
+HEADINGS = {"service_name": "Service", "cause": "Cause"}
+OPERATIONS = {"service_name": "Service", "span_name": "Operation"}
+
+where = Section(
+    "Where: the service",
+    [
+        panels.lines("Latency", "Duration of server spans; dots are traces to look at.", "s", golden.LATENCY),
+        panels.lines(
+            "Error ratio",
+            "Share of server spans with status ERROR.",
+            "percentunit",
+            golden.ERROR_RATIO,
+            links=to_traces(),
+        ),
+        panels.table(
+            "P99 duration",
+            "The ten slowest operations now.",
+            "s",
+            causes.SLOWEST_OPERATIONS,
+            OPERATIONS,
+            links=to_traces(from_table=True),
+        ),
+        panels.table(
+            "Errors a second",
+            "The ten operations that fail most now.",
+            "cps",
+            causes.FAILED_OPERATIONS,
+            OPERATIONS,
+            links=to_traces(from_table=True),
+        ),
+    ],
+)
+why = Section(
+    "Why: what the kernel did meanwhile",
+    [
+        panels.lines(
+            "Kernel's share of latency",
+            "Time that spans lost to a cause as a share of their time; threads that work at once can "
+            "add up to more than all of it.",
+            "percentunit",
+            causes.SHARE,
+            links=to_traces(),
+        ),
+        panels.table(
+            "Seconds lost a second",
+            "The ten pairs of service and cause that cost most time now.",
+            "s",
+            causes.TOP,
+            HEADINGS,
+            links=to_traces(from_table=True),
+        ),
+        panels.lines(
+            "Time lost by cause", "Seconds of spans lost, a second.", "s", causes.LOST, stacked=True
+        ),
+        panels.lines("Spans hit by cause", "Spans a second that lost time.", "cps", causes.HIT),
+        panels.lines(
+            "Longest losses by cause",
+            "99 % of the spans that were hit lost no more than this; dots are traces.",
+            "s",
+            causes.LONGEST,
+        ),
+        panels.lines(
+            "Events by cause",
+            "What happened to spans and has no duration: retransmits, resets, OOM kills.",
+            "cps",
+            causes.EVENTS,
+            links=to_traces(),
+        ),
+        panels.lines(
+            "Kernel events by what became of them",
+            "Events that found their span, and those that did not: how far the panels above can be trusted.",
+            "cps",
+            causes.JOINED,
+            width=24,
+        ),
+    ],
+)
+
+dashboard = assemble(
+    "otel-bridge-root-cause",
+    "OTel Bridge / Root cause",
+    "From a slow or failing service to the kernel events that held its spans up, and on to the traces.",
+    [where, why],
+    [SERVICE, *VARIABLES],
+)
