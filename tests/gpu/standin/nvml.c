@@ -160,16 +160,11 @@ struct memory_v2 {
 	unsigned long long total, reserved, free, used;
 };
 
-EXPORT int nvmlDeviceGetMemoryInfo_v2(device_t handle, struct memory_v2 *memory)
+static int read_memory(device_t handle, struct memory_v2 *memory)
 {
-	struct gpu *gpu;
-	struct mig *mig;
+	struct gpu *gpu = gpu_at(handle);
+	struct mig *mig = mig_at(handle);
 
-	ENTER(handle);
-	if (memory->version != (sizeof(*memory) | 2 << 24))
-		return ARGUMENT_VERSION_MISMATCH;
-	gpu = gpu_at(handle);
-	mig = mig_at(handle);
 	if (!mig && gpu->mig_count)
 		return NO_PERMISSION;
 	memory->total = mig ? mig->total : gpu->total;
@@ -179,15 +174,23 @@ EXPORT int nvmlDeviceGetMemoryInfo_v2(device_t handle, struct memory_v2 *memory)
 	return SUCCESS;
 }
 
+EXPORT int nvmlDeviceGetMemoryInfo_v2(device_t handle, struct memory_v2 *memory)
+{
+	ENTER(handle);
+	if (memory->version != (sizeof(*memory) | 2 << 24))
+		return ARGUMENT_VERSION_MISMATCH;
+	return read_memory(handle, memory);
+}
+
 /* The old call counts reserved memory as used. */
 EXPORT int nvmlDeviceGetMemoryInfo(device_t handle, struct memory *memory)
 {
-	struct memory_v2 v2 = {.version = sizeof(v2) | 2 << 24};
+	struct memory_v2 found = {};
 	int code;
 
 	ENTER(handle);
-	code = nvmlDeviceGetMemoryInfo_v2(handle, &v2);
-	*memory = (struct memory){v2.total, v2.free, v2.used + v2.reserved};
+	code = read_memory(handle, &found);
+	*memory = (struct memory){found.total, found.free, found.used + found.reserved};
 	return code;
 }
 

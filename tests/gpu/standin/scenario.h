@@ -2,7 +2,7 @@
  *
  * One thing a line; `#` begins a comment. The first words of a line:
  *   error FUNCTION|* GPU|* CODE     the function answers CODE (a function may be named without its version)
- *   latency FUNCTION|* SPIN SLEEP   microseconds of CPU time and of sleep that a call takes
+ *   latency FUNCTION|* SPIN SLEEP   microseconds that a call computes, and that it sleeps
  *   init CODE                       what initialising answers
  *   begin SECONDS                   unix time at which the waves begin; without it, when the file was read
  *   cuda BYTES                      device memory that CUDA can allocate
@@ -234,8 +234,9 @@ static void spend(const char *function)
 			found = &scenario.latencies[i];
 	if (!found)
 		return;
-	end = now_seconds(CLOCK_THREAD_CPUTIME_ID) + found->spin_us / 1e6;
-	while (found->spin_us && now_seconds(CLOCK_THREAD_CPUTIME_ID) < end)
+	/* Not the thread's own time: asking for that is a system call, as long as the calls that are played. */
+	end = now_seconds(CLOCK_MONOTONIC) + found->spin_us / 1e6;
+	while (found->spin_us && now_seconds(CLOCK_MONOTONIC) < end)
 		;
 	rest = (struct timespec){found->sleep_us / 1000000, found->sleep_us % 1000000 * 1000};
 	if (found->sleep_us)

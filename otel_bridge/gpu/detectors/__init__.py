@@ -1,0 +1,1 @@
+"""What windows of readings say beyond the readings: pure functions over arrays."""

@@ -1,0 +1,116 @@
+"""GPM: what the multiprocessors and the memory did between two samples, on cards from Hopper on."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from otel_bridge import catalog
+from otel_bridge.gpu.absent import BLANK
+from otel_bridge.gpu.nvml import NvmlError
+from otel_bridge.readings import Reading
+
+if TYPE_CHECKING:
+    from otel_bridge.gpu.absent import Absences
+    from otel_bridge.gpu.device import Device
+    from otel_bridge.gpu.nvml import Nvml
+
+_WHOLE = 100.0
+
+
+class Gpm:
+    """Takes a sample of one device each time, and tells what went on since the one before.
+
+    Args:
+        nvml: the open library.
+        device: the card or MIG instance.
+        card: handle of the card.
+        instance: number of the MIG instance; None for the card itself.
+        absences: told of what is absent.
+    """
+
+    def __init__(
+        self, nvml: Nvml, device: Device, card: Any, instance: int | None, absences: Absences
+    ) -> None:
+        self._nvml = nvml
+        self._device = device
+        self._card = card
+        self._instance = instance
+        self._absences = absences
+        api = nvml.api
+        self._metrics = {
+            api.NVML_GPM_METRIC_SM_UTIL: catalog.GPU_SM_ACTIVE_RATIO,
+            api.NVML_GPM_METRIC_SM_OCCUPANCY: catalog.GPU_SM_OCCUPANCY_RATIO,
+            api.NVML_GPM_METRIC_DRAM_BW_UTIL: catalog.GPU_DRAM_ACTIVE_RATIO,
+        }
+        self._labels = {"gpu_uuid": device.uuid}
+        self._request = api.c_nvmlGpmMetricsGet_t()
+        self._samples: list[Any] = []
+        self._primed = False
+        self._supported: bool | None = None
+
+    def read(self) -> dict[str, Reading]:
+        """Means since the last time, by metric; nothing at first, or where the card has no GPM.
+
+        Raises:
+            GpuLostError: the card answers no more.
+        """
+        if not self._is_supported() or not self._take_sample():
+            return {}
+        if not self._primed:
+            self._primed = True
+            return {}
+        return self._difference()
+
+    def close(self) -> None:
+        """Give the samples back; the library must be open."""
+        for sample in self._samples:
+            self._nvml.api.nvmlGpmSampleFree(sample)
+        self._samples.clear()
+
+    def _is_supported(self) -> bool:
+        if self._supported is None:
+            found = self._device.ask("gpm", self._nvml.api.nvmlGpmQueryDeviceSupport, self._card)
+            self._supported = bool(found is not None and found.isSupportedDevice)
+            if found is not None and not self._supported:
+                self._absences.note(self._device.uuid, "gpm", "not_supported")
+        return self._supported
+
+    def _take_sample(self) -> bool:
+        api = self._nvml.api
+        while len(self._samples) < 2:  # noqa: PLR2004 (the one before and the one now)
+            sample = self._device.ask("gpm", api.nvmlGpmSampleAlloc)
+            if sample is None:
+                return False
+            self._samples.append(sample)
+        self._samples.reverse()
+        newest = self._samples[1]
+        if self._instance is None:
+            taken = self._device.ask("gpm", api.nvmlGpmSampleGet, self._card, newest)
+        else:
+            taken = self._device.ask("gpm", api.nvmlGpmMigSampleGet, self._card, self._instance, newest)
+        if taken is None:
+            # What the two hold is of no one interval any more.
+            self._primed = False
+        return taken is not None
+
+    def _difference(self) -> dict[str, Reading]:
+        request = self._request
+        request.version = self._nvml.api.NVML_GPM_METRICS_GET_VERSION
+        request.numMetrics = len(self._metrics)
+        request.sample1, request.sample2 = self._samples
+        for slot, number in enumerate(self._metrics):
+            request.metrics[slot].metricId = number
+        if self._device.ask("gpm", self._nvml.api.nvmlGpmMetricsGet, request) is None:
+            return {}
+        now = time.time_ns()
+        found = {}
+        for slot, metric in enumerate(self._metrics.values()):
+            answer = request.metrics[slot]
+            if answer.nvmlReturn:
+                self._absences.note(self._device.uuid, metric.name, NvmlError(answer.nvmlReturn).reason)
+            elif not 0 <= answer.value <= _WHOLE:
+                self._absences.note(self._device.uuid, metric.name, BLANK)
+            else:
+                found[metric.name] = Reading(metric.name, self._labels, answer.value / _WHOLE, now)
+        return found

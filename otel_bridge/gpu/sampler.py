@@ -1,0 +1,279 @@
+"""Reads all GPUs in rounds, in a thread of its own, whatever happens to the driver."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+import structlog
+
+from otel_bridge import catalog
+from otel_bridge.gpu.device import GpuLostError
+from otel_bridge.gpu.fleet import Fleet
+from otel_bridge.gpu.nvml import NvmlError
+from otel_bridge.gpu.xid import XidWatch
+from otel_bridge.readings import Reading
+
+if TYPE_CHECKING:
+    from otel_bridge.contracts import Clock
+    from otel_bridge.gpu.absent import Absences
+    from otel_bridge.gpu.clock import ReadingClock
+    from otel_bridge.gpu.config import GpuConfig
+    from otel_bridge.gpu.fleet import Member
+    from otel_bridge.gpu.hub import Hub
+    from otel_bridge.gpu.nvml import Nvml
+    from otel_bridge.telemetry import Telemetry
+
+log = structlog.get_logger(__name__)
+
+_SECOND = 1.0
+_RELOAD_INTERVAL = 60.0
+"""Seconds between two reloads of the library for the sake of some GPUs while others go on."""
+
+
+class Sampler:
+    """The thread.
+
+    Args:
+        config: intervals.
+        nvml: the library, not yet open.
+        hub: takes what is read.
+        absences: told of what is absent.
+        reading_clock: times the readings.
+        telemetry: for metrics.
+        clock: for intervals.
+    """
+
+    def __init__(
+        self,
+        config: GpuConfig,
+        nvml: Nvml,
+        hub: Hub,
+        *,
+        absences: Absences,
+        reading_clock: ReadingClock,
+        telemetry: Telemetry,
+        clock: Clock,
+    ) -> None:
+        self._config = config
+        self._nvml = nvml
+        self._hub = hub
+        self._clock = clock
+        self._reading_clock = reading_clock
+        self.fleet = Fleet(nvml, absences, reading_clock)
+        self._watch: XidWatch | None = None
+        self._xids: dict[tuple[str, int], int] = defaultdict(int)
+        self._xid_counter = telemetry.counter(catalog.GPU_XID_ERRORS)
+        self._rounds = telemetry.counter(catalog.GPU_SAMPLES)
+        self._missed = telemetry.counter(catalog.GPU_MISSED_SAMPLES)
+        self._cpu = telemetry.counter(catalog.GPU_SAMPLING_TIME)
+        self._reloads = telemetry.counter(catalog.GPU_REINITIALIZATIONS)
+        clock_error = telemetry.gauge(catalog.GPU_CLOCK_ERROR)
+        self._mean_error, self._max_error = clock_error.labels("mean"), clock_error.labels("max")
+        self._every = max(1, round(config.slow_interval / config.interval))
+        self._round = 0
+        self._look_at = self._second_at = self._reload_at = 0.0
+        self._spent = 0.0
+        self._failure = ""
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="gpu-sampler", daemon=True)
+
+    def open(self) -> None:
+        """Load the library now, so that its absence is known at the start.
+
+        Raises:
+            NvmlError: there is no driver, or it refuses.
+        """
+        self._open()
+
+    def start(self) -> None:
+        """Begin; a driver that is not there is looked for again and again."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread and unload the library."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._close()
+
+    def _run(self) -> None:
+        due = self._clock.monotonic()
+        while not self._stopping.is_set():
+            try:
+                self.step()
+            except Exception:
+                # Whatever a driver does, the next round may go better; nobody else would say so.
+                log.exception("a round of GPU readings failed")
+            wait = self._config.interval if self.fleet.is_open else self._config.retry_interval
+            due += wait
+            now = self._clock.monotonic()
+            if due <= now:
+                late = int((now - due) / wait) + 1
+                self._missed.inc(late)
+                due += late * wait
+            self._stopping.wait(due - now)
+
+    def step(self) -> None:
+        """One round."""
+        if not self.fleet.is_open:
+            self._try_to_open()
+            return
+        now = self._clock.monotonic()
+        for number, member in enumerate(list(self.fleet.members.values())):
+            if not member.lost:
+                # Spread over the rounds, so that no round takes long.
+                self._read(member, slowly=(self._round + number) % self._every == 0)
+        self._round += 1
+        self._rounds.inc()
+        if now >= self._second_at:
+            self._second_at = now + _SECOND
+            self._each_second()
+        if now >= self._look_at:
+            self._look_at = now + self._config.retry_interval
+            self._look_for_changes(now)
+        self._hub.flush()
+
+    # The library
+
+    def _open(self) -> None:
+        self.fleet.open()
+        self._failure = ""
+        self._look_at = self._clock.monotonic() + self._config.retry_interval
+        for member in self.fleet.members.values():
+            self._greet(member)
+        try:
+            self._watch = XidWatch(self._nvml, self.fleet.cards, self._tell_xid)
+        except NvmlError as error:
+            log.info("no Xid errors are seen", reason=str(error))
+        else:
+            self._watch.start()
+        log.info("GPUs", found=[member.uuid for member in self.fleet.members.values()])
+
+    def _close(self) -> None:
+        if self._watch is not None:
+            self._watch.stop()
+            self._watch = None
+        self.fleet.close()
+
+    def _try_to_open(self) -> None:
+        try:
+            self._open()
+        except NvmlError as error:
+            if str(error) != self._failure:
+                self._failure = str(error)
+                log.info("no GPU readings", reason=self._failure)
+
+    def _reload(self) -> None:
+        gone = set(self.fleet.members)
+        self._close()
+        self._reloads.inc()
+        self._try_to_open()
+        # One that is not found again is lost for good until it is.
+        for uuid in gone - set(self.fleet.members):
+            self._hub.lose(uuid)
+
+    def _look_for_changes(self, now: float) -> None:
+        """GPUs that were lost, came back, or were divided anew."""
+        before = dict(self.fleet.members)
+        lost = [member for member in before.values() if member.lost]
+        if before and len(lost) == len(before):
+            self._reload()
+            return
+        if lost and now >= self._reload_at:
+            if self._reload_at:
+                self._reload_at = now + _RELOAD_INTERVAL
+                self._reload()
+                return
+            self._reload_at = now + _RELOAD_INTERVAL
+        elif not lost:
+            self._reload_at = 0.0
+        try:
+            self.fleet.look()
+        except NvmlError as error:
+            log.warning("GPUs cannot be counted", reason=str(error))
+            return
+        for uuid, member in self.fleet.members.items():
+            if before.get(uuid) is not member:
+                self._greet(member)
+        for uuid in before.keys() - self.fleet.members.keys():
+            self._hub.forget(uuid)
+
+    def _greet(self, member: Member) -> None:
+        self._hub.greet(member.uuid, member.device.name, member.device.parent)
+
+    # Reading
+
+    def _read(self, member: Member, *, slowly: bool) -> None:
+        device, hub = member.device, self._hub
+        try:
+            fast = device.read_fast()
+            if fast.memory:
+                hub.take_memory(member.uuid, fast.memory)
+            else:
+                hub.miss_memory(member.uuid)
+            if fast.steady:
+                hub.take_slow(member.uuid, "memory_size", fast.steady)
+            if fast.utilization:
+                hub.take_utilization(member.uuid, fast.utilization)
+            if not slowly:
+                return
+            self._greet(member)
+            self._read_activity(member)
+            # The two that cost most take turns.
+            if self._round // self._every % 2:
+                hub.take_slow(member.uuid, "state", device.read_slow())
+            else:
+                hub.take_processes(member.uuid, device.read_processes(), fast.used)
+        except GpuLostError as error:
+            self.fleet.lose(member, error.reason)
+            hub.lose(member.uuid)
+
+    def _read_activity(self, member: Member) -> None:
+        device = member.device
+        if member.slices and not device.is_instance:
+            self._take_divided(member)
+            return
+        activity = member.gpm.read()
+        self._hub.take_slow(member.uuid, "activity", list(activity.values()))
+        if device.is_instance:
+            member.activity = activity.get(catalog.GPU_SM_ACTIVE_RATIO.name)
+
+    def _take_divided(self, card: Member) -> None:
+        """The activity of a card with MIG on: that of its instances, by their slices; the others idle."""
+        instances = [one for one in self.fleet.members.values() if one.device.parent == card.uuid]
+        known = [(one.slices, one.activity) for one in instances if one.activity is not None]
+        if not known or len(known) < len(instances):
+            return
+        share = sum(slices * activity.value for slices, activity in known) / card.slices
+        newest = max(activity.time for _, activity in known)
+        metric = catalog.GPU_SM_ACTIVE_RATIO
+        self._hub.take_slow(
+            card.uuid, "activity", [Reading(metric.name, {"gpu_uuid": card.uuid}, share, newest)]
+        )
+
+    def _tell_xid(self, uuid: str, number: int) -> None:
+        self._xid_counter.labels(uuid, str(number)).inc()
+        self._xids[uuid, number] += 1
+        log.warning("a GPU reports an Xid error", gpu_uuid=uuid, xid=number)
+
+    def _each_second(self) -> None:
+        self._hub.second()
+        for (uuid, number), count in list(self._xids.items()):
+            self._hub.hand_on(
+                Reading(
+                    catalog.GPU_XID_ERRORS.name,
+                    {"gpu_uuid": uuid, "xid": str(number)},
+                    float(count),
+                    self._clock.time_ns(),
+                )
+            )
+        mean, largest = self._reading_clock.error()
+        self._mean_error.set(mean)
+        self._max_error.set(largest)
+        self._reading_clock.align()
+        spent = time.thread_time()
+        self._cpu.inc(max(0.0, spent - self._spent))
+        self._spent = spent
