@@ -1,6 +1,7 @@
-"""The C extension of otel_bridge.context; everything else about the build is in pyproject.toml."""
+"""The C extension of otel_bridge.context, and files of other folders; the rest is in pyproject.toml."""
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -8,6 +9,7 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 
 SOURCES = Path("otel_bridge/context/src")
 FLAGS = ["-std=c11", "-O2", "-D_GNU_SOURCE", "-fvisibility=hidden", "-Wall", "-Wextra"]
@@ -15,6 +17,41 @@ FLAGS = ["-std=c11", "-O2", "-D_GNU_SOURCE", "-fvisibility=hidden", "-Wall", "-W
 # TLS descriptors: OTEP 4947 prefers them, and with them glibc can give the symbol a fixed place. AArch64
 # compilers use them by default.
 TLS_DESCRIPTORS = "-mtls-dialect=gnu2"
+
+
+SHIPPED = Path("otel_bridge/bundle/shipped")
+"""In a wheel; `otel_bridge.bundle.shipped.FOLDERS` names the same folders."""
+FOLDERS = {
+    "dashboards/generated": "*.json",
+    "alerts/generated": "**/*.yaml",
+    "alerts/rules": "*.yaml",
+    "collector-config": "*/*.yaml",
+}
+
+
+class BuildShipped(build_py):
+    """Puts dashboards, rules and configurations, which lie beside the package, into the wheel."""
+
+    def run(self) -> None:
+        """Build the package, then copy."""
+        super().run()
+        if self.editable_mode:
+            return
+        for source, target in self._copies().items():
+            self.mkpath(str(target.parent))
+            shutil.copyfile(source, target)
+
+    def get_outputs(self, include_bytecode: bool = True) -> list[str]:  # noqa: FBT001, FBT002 (setuptools')
+        """With what is copied."""
+        return [*super().get_outputs(include_bytecode), *map(str, self._copies().values())]
+
+    def _copies(self) -> dict[Path, Path]:
+        top = Path(self.build_lib) / SHIPPED
+        return {
+            path: top / path
+            for folder, pattern in FOLDERS.items()
+            for path in sorted(Path(folder).glob(pattern))
+        }
 
 
 class BuildContext(build_ext):
@@ -45,4 +82,7 @@ record = Extension(
     optional=True,
 )
 
-setup(cmdclass={"build_ext": BuildContext}, ext_modules=[record] if sys.platform == "linux" else [])
+setup(
+    cmdclass={"build_ext": BuildContext, "build_py": BuildShipped},
+    ext_modules=[record] if sys.platform == "linux" else [],
+)

@@ -151,14 +151,16 @@ def _placed(sections: Iterable[Section]) -> list[core.Panel]:
     y = 0
     for section in sections:
         closed = section.variable is not None
+        at = core.GridPos(h=1, w=COLUMNS, x=0, y=y)
+        panels, y = _rows(section.panels, y + 1)
         row = Row(
             title=section.title,
-            gridPos=core.GridPos(h=1, w=COLUMNS, x=0, y=y),
+            gridPos=at,
             collapsed=closed,
             repeat=core.Repeat(variable=section.variable),
+            panels=panels if closed else [],
         )
-        panels, y = _rows(section.panels, y + 1)
-        out += [attr.evolve(row, panels=panels)] if closed else [row, *panels]
+        out += [row] if closed else [row, *panels]
     return out
 
 

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from otel_bridge import __version__
 from otel_bridge.cli_breaker import breaker
+from otel_bridge.cli_bundle import bundle
 from otel_bridge.cli_rules import rules
 from otel_bridge.errors import BridgeError, ConfigError
 from otel_bridge.memory import keep_freed_memory
@@ -160,6 +161,7 @@ def print_config(path: Path | None, overrides: tuple[str, ...], *, as_json: bool
 
 main.add_command(breaker)
 main.add_command(rules)
+main.add_command(bundle)
 
 
 def _loaded(path: Path | None, overrides: tuple[str, ...]) -> Settings:

@@ -10,6 +10,7 @@ from contextlib import closing
 import grpc
 import pytest
 
+from otel_bridge.bundle.bundle import bundle, drift
 from otel_bridge.testing import trace_request
 from tests.support.processes import ROOT, Process, free_port, running
 from tests.support.sinks import SERVICES, GrpcSink
@@ -44,6 +45,9 @@ def test_a_wheel_installs_and_runs_in_an_empty_environment(tmp_path):
         "good"
         in subprocess.run([command, "check"], check=True, capture_output=True, text=True, cwd=tmp_path).stdout
     )
+
+    subprocess.run([command, "bundle", tmp_path / "bundle"], check=True, capture_output=True, cwd=tmp_path)
+    assert drift(tmp_path / "bundle", bundle()) == []
 
     grpc_port, http_port, metrics_port = free_port(), free_port(), free_port()
     with GrpcSink() as sink:
