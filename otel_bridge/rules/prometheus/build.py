@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 HEADER = "# Written by `otel-bridge rules build` from {source}; change that and build again.\n"
 RULES, OPERATOR, TESTS = "generated/prometheus", "generated/prometheus-operator", "tests"
 """Folders below the one that is written to."""
+MOST_STEPS = 500
+"""Evaluations of a test, before it takes longer steps."""
+LONGEST_STEP = 240.0
+"""Seconds; Prometheus looks back five minutes for a series' present value."""
 
 
 def compile_rules(rules: Sequence[LoadedRule], target: Target) -> dict[str, CompiledRule]:
@@ -73,7 +77,13 @@ def build_files(rules: Sequence[LoadedRule], target: Target) -> dict[Path, str]:
         group = _group(stem, files[stem], target)
         out[Path(RULES, f"{stem}.yaml")] = header + _dumped({"groups": [group]})
         out[Path(OPERATOR, f"{stem}.yaml")] = header + _dumped(_prometheus_rule(stem, group))
-        out[Path(TESTS, f"{stem}.yaml")] = header + _dumped(_tests(every, files[stem], compiled, target))
+        by_step: dict[float, list[CompiledRule]] = {}
+        for one in files[stem]:
+            by_step.setdefault(_test_step(one, compiled, target), []).append(one)
+        for step, some in by_step.items():
+            suffix = "" if step == target.scrape_interval else f"-every-{duration(step)}"
+            tests = _tests(every, some, compiled, target, step)
+            out[Path(TESTS, f"{stem}{suffix}.yaml")] = header + _dumped(tests)
     return out
 
 
@@ -114,25 +124,37 @@ def _alert(one: CompiledRule, target: Target) -> dict[str, Any]:
 # Tests
 
 
+def _test_step(one: CompiledRule, compiled: Mapping[str, CompiledRule], target: Target) -> float:
+    """Seconds between two evaluations of a test: more than in production where days are looked at."""
+    scrape = target.scrape_interval
+    covers = sum(rule.covers for rule in (one, *_referred(one, compiled)))
+    return max(scrape, min(_up(covers / MOST_STEPS, scrape), LONGEST_STEP // scrape * scrape))
+
+
 def _tests(
-    files: Iterable[str], rules: Iterable[CompiledRule], compiled: Mapping[str, CompiledRule], target: Target
+    files: Iterable[str],
+    rules: Iterable[CompiledRule],
+    compiled: Mapping[str, CompiledRule],
+    target: Target,
+    step: float,
 ) -> dict[str, Any]:
     return {
         "rule_files": [f"../{RULES}/{stem}.yaml" for stem in files],
-        "evaluation_interval": duration(target.scrape_interval),
-        "tests": [_test(one, compiled, target, fires=fires) for one in rules for fires in (True, False)],
+        "evaluation_interval": duration(step),
+        "tests": [
+            _test(one, compiled, target, step, fires=fires) for one in rules for fires in (True, False)
+        ],
     }
 
 
 def _test(
-    one: CompiledRule, compiled: Mapping[str, CompiledRule], target: Target, *, fires: bool
+    one: CompiledRule, compiled: Mapping[str, CompiledRule], target: Target, step: float, *, fires: bool
 ) -> dict[str, Any]:
-    step = target.scrape_interval
     involved = [one, *_referred(one, compiled)]
     texts = " ".join(text for rule in involved for text in (*rule.recorded.values(), rule.expression))
     settled = _up(sum(rule.covers for rule in involved) + step, step)
     hold = _up(sum(rule.hold for rule in involved), step)
-    timeline = Timeline(step, settled, settled + hold + 2 * step)
+    timeline = Timeline(step, target.scrape_interval, settled, settled + hold + 2 * step)
     at = duration(settled + hold + step)
     alerts = [{"exp_labels": _example_labels(one), "exp_annotations": _example_annotations(one, target)}]
     checks = [{"eval_time": at, "alertname": one.rule.name, "exp_alerts": alerts if fires else []}]

@@ -91,11 +91,13 @@ class Timeline:
 
     Attributes:
         step: seconds between two.
+        scrape: seconds of what the samples call a step.
         settled: seconds after which every window is full: from then on the condition holds, or not.
         length: seconds that the series last.
     """
 
     step: float
+    scrape: float
     settled: float
     length: float
 
@@ -109,7 +111,8 @@ class Timeline:
         values, value = [], 0.0
         for index in range(round(self.length / self.step) + 1):
             values.append(value)
-            value += next((growth for end, growth in ends if index * self.step < end), ends[-1][1])
+            growth = next((growth for end, growth in ends if index * self.step < end), ends[-1][1])
+            value += growth * self.step / self.scrape
         return values
 
 

@@ -102,6 +102,7 @@ class RuleEngine:
         self._offset = clock.time_ns() - round(clock.monotonic() * 1e9)
         self._since = clock.time_ns()
         self._taken_at = 0
+        self._retired = False
         self._timers: list[tuple[int, int, Runtime, Group]] = []
         self._timer_count = 0
         self._streaming = [loaded for loaded in rules if loaded.rule.engine != "prometheus"]
@@ -158,7 +159,8 @@ class RuleEngine:
         if not self._of_spans or not len(batch):
             return
         with self._lock:
-            self._take(SpanView(batch, self._columns.slots), self._of_spans, "span")
+            if not self._retired:
+                self._take(SpanView(batch, self._columns.slots), self._of_spans, "span")
 
     def take(self, events: KernelEvents) -> None:
         """Take in kernel events (events.KernelEventSink)."""
@@ -344,9 +346,11 @@ class RuleEngine:
     def adopt(self, old: RuleEngine) -> None:
         """Take over from the engine before a reload: windows and alerts of rules that stayed the same.
 
-        Alerts of rules that are gone, or other than before, are resolved.
+        Alerts of rules that are gone, or other than before, are resolved. The old engine looks at nothing any
+        more, not even at the batches that are still on their way through the old data path.
         """
         with old._lock, self._lock:
+            old._retired = True
             self._since = old._since
             for runtime in old.runtimes:
                 mine = self._by_name.get(runtime.rule.name)

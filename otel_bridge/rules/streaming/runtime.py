@@ -78,7 +78,8 @@ class ItemLeaf:
         known = {name: field for name, field in fields.items() if field is not None}
         self._where = compile_tests(leaf.where, known)
         self._is = compile_tests(leaf.is_, known)
-        self.key = (self.of_spans, self.subject, tuple(leaf.where.items()), tuple(leaf.is_.items()))
+        units = tuple(sorted((name, field.unit) for name, field in known.items()))
+        self.key = (self.of_spans, self.subject, tuple(leaf.where.items()), tuple(leaf.is_.items()), units)
         self.number = -1
         self.level: Level | None = None
         self._quantile: tuple[Any, float] | None = None
@@ -94,7 +95,7 @@ class ItemLeaf:
     @property
     def wanted(self) -> tuple[str, ...]:
         """Fields that it reads."""
-        _, _, where, hit = self.key
+        _, _, where, hit, _ = self.key
         names = [name for name, _ in (*where, *hit)]
         return (*names, self._field) if self._field is not None else tuple(names)
 

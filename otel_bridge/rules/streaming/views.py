@@ -290,7 +290,10 @@ def compile_tests(
         tests: by field.
         fields: what each field is.
     """
-    compiled = [((name, test), _compile(name, test, fields[name])) for name, test in tests.items()]
+    # The unit belongs to what is tested: another rule set may have declared another one.
+    compiled = [
+        ((name, test, fields[name].unit), _compile(name, test, fields[name])) for name, test in tests.items()
+    ]
 
     def mask(view: Any) -> NDArray[np.bool_] | None:
         out: NDArray[np.bool_] | None = None

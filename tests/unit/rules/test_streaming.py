@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import yaml
 
 from otel_bridge import catalog
 from otel_bridge.batch import PlanBuilder
 from otel_bridge.rules.config import RulesConfig
+from otel_bridge.rules.load import load_texts
 from otel_bridge.rules.streaming.engine import RuleEngine
 from tests.support.rules import MS, SECOND, START, Bench, load, rule
 
@@ -411,3 +413,29 @@ def test_a_reload_keeps_windows_and_resolves_what_is_gone():
         ("Share", True),
     ]
     assert bench.telemetry.value(catalog.RULES_ACTIVE, rule="Gone") == 0
+
+
+def test_an_engine_that_was_replaced_looks_at_nothing():
+    """A batch that is still on its way through the old data path must not change what the new one has."""
+    bench = Bench(rule({"span": "any", "within": "5s"}))
+    old, columns = bench.engine, PlanBuilder()
+    new = RuleEngine(
+        load(rule({"span": "any", "within": "5s"})), RulesConfig(), columns, bench.telemetry, bench.clock
+    )
+    new.adopt(old)
+    bench.clock._move_to(1)
+    bench.span(1)
+    assert bench.firings == []
+
+
+def test_two_rule_sets_may_disagree_on_a_unit():
+    """Each is held to its own."""
+    texts = {}
+    for name, unit in (("Seconds", "s"), ("Milliseconds", "ms")):
+        when = {"span": "any", "is": {"my.time": "> 2s"}, "within": "5s"}
+        document = {"rules": [rule(when, name=name)], "attributes": {"my.time": unit}}
+        texts[f"{name}.yaml"] = yaml.safe_dump(document)
+    bench = Bench(loaded=load_texts(texts))
+    bench.at(1)
+    bench.span(1, attributes={"my.time": 5})
+    assert [firing.rule for firing in bench.firings] == ["Seconds"]
