@@ -285,13 +285,18 @@ class Discovery:
         """Take in the process probe's records; called in the reader's thread."""
         with self._lock:
             self._records.append(records)
-        os.eventfd_write(self._wake, 1)
+            self._wake_up()
 
     def replace_places(self, places: Sequence[Place]) -> None:
         """Attach to these from now on; what hangs on others is taken off by whoever takes them away."""
         with self._lock:
             self._new_places = list(places)
-        os.eventfd_write(self._wake, 1)
+            self._wake_up()
+
+    def _wake_up(self) -> None:
+        """With the lock held: who announces does not wait for whoever stops, and may come too late."""
+        if self._wake >= 0:
+            os.eventfd_write(self._wake, 1)
 
     @property
     def followed(self) -> frozenset[int]:
@@ -313,12 +318,16 @@ class Discovery:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread."""
+        """End the thread; what is announced from here on is nobody's."""
         self._stopping.set()
-        os.eventfd_write(self._wake, 1)
+        with self._lock:
+            self._wake_up()
         if self._thread.is_alive():
             self._thread.join()
-        os.close(self._wake)
+        with self._lock:
+            wake, self._wake = self._wake, -1
+        if wake >= 0:
+            os.close(wake)
 
     def _run(self) -> None:
         with select.epoll() as epoll:

@@ -90,8 +90,9 @@ class _Split:
     def take(self, events: KernelEvents) -> None:
         """See `KernelEventSink`."""
         if events.probe == process.PROBE.name:
-            if self.discovery is not None:
-                self.discovery.announce(events.records)
+            discovery = self.discovery  # whoever stops takes it away at any time
+            if discovery is not None:
+                discovery.announce(events.records)
         elif self.stacks is not None and ADDRESSES in (events.records.dtype.names or ()):
             self.stacks.take(events)
         else:

@@ -429,3 +429,13 @@ async def test_a_process_whose_symbol_leads_nowhere_is_complained_about(world):
     world.layouts[7] = Layout()
     await world.pass_time(1.0)
     assert world.discovery.complaints() == {}
+
+
+async def test_what_is_announced_after_the_stop_is_nobody_s(world):
+    """The reader's thread does not know when discovery ends, nor does a reload."""
+    world.discovery.start()
+    world.discovery.stop()
+    world.announce(EXEC, 7)
+    world.discovery.replace_places([])
+    world.discovery.stop()
+    assert world.followed == []
