@@ -106,7 +106,9 @@ class Service:
             StartError: a port is taken, a file is missing, …; whatever had started is stopped again.
         """
         # The kernel first, since capabilities are a thread's own: threads of the others start without them.
+        # Only the gates go on needing them.
         for component in (
+            self.control.gates if self.control is not None else None,
             self.kernel,
             self.telemetry_server,
             self.exporter,
@@ -142,6 +144,7 @@ class Service:
             self.pipeline,
             self.rules,
             self.control,
+            self.control.gates if self.control is not None else None,
             self.push,
             self.exporter,
             self.telemetry_server,

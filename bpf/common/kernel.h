@@ -35,6 +35,16 @@ struct pid_namespace {
 	} ns;
 };
 
+struct net {
+	struct {
+		unsigned int inum;
+	} ns;
+};
+
+struct nsproxy {
+	struct net *net_ns;
+};
+
 struct upid {
 	int nr;
 	struct pid_namespace *ns;
@@ -52,6 +62,7 @@ struct task_struct {
 	struct pid *thread_pid; /* since 5.0 (2c4704756cab) */
 	unsigned int __state;
 	struct signal_struct *signal;
+	struct nsproxy *nsproxy;
 	struct thread_struct thread;
 	char comm[16];
 };

@@ -112,3 +112,25 @@ CONTROL_STORE_DAMAGED = Metric(
     "{failure}",
     "Times that the file of breakers, or a record in it, could not be used.",
 )
+CONTROL_GATE_CONNECTIONS = Metric(
+    "otel_bridge_control_gate_connections",
+    Kind.COUNTER,
+    "{connection}",
+    "New connections at a shut gate by result (refused, admitted; overruled: refused, but another program gave "
+    "it to a socket).",
+    ("gate", "result"),
+)
+CONTROL_GATE_KERNEL_TRIPS = Metric(
+    "otel_bridge_control_gate_kernel_trips",
+    Kind.COUNTER,
+    "{trip}",
+    "Times that the kernel shut a gate by itself, after OOM kills.",
+    ("gate",),
+)
+CONTROL_GATE_NAMESPACES = Metric(
+    "otel_bridge_control_gate_namespaces",
+    Kind.GAUGE,
+    "{namespace}",
+    "Network namespaces that a gate guards.",
+    ("gate",),
+)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from otel_bridge.breakers import Gate
     from otel_bridge.contracts import Clock
-    from otel_bridge.control.actions.config import ActionConfig
+    from otel_bridge.control.actions.limits import ActionConfig
     from otel_bridge.control.breaker import Step
     from otel_bridge.control.config import ControlConfig
     from otel_bridge.control.store import StateStore

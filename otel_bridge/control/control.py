@@ -16,6 +16,7 @@ from otel_bridge.control.alerts import AlertBook
 from otel_bridge.control.board import Board
 from otel_bridge.control.calls import CallTap
 from otel_bridge.control.decider import Decider
+from otel_bridge.control.gate.keeper import Keeper
 from otel_bridge.control.grpc_decisions import GrpcDecisions
 from otel_bridge.control.http_decisions import HttpDecisions
 from otel_bridge.control.operators import Operators
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from otel_bridge.batch import PlanBuilder
     from otel_bridge.breakers import Action, Gate
     from otel_bridge.contracts import Clock, Component
-    from otel_bridge.control.actions.config import ActionConfig
+    from otel_bridge.control.actions.limits import ActionConfig
     from otel_bridge.control.audit import Entry
     from otel_bridge.control.config import ControlConfig
     from otel_bridge.firings import Firing
@@ -74,6 +75,9 @@ class Control:
             else None
         )
         self.board.replicas = self._replicas
+        self.gates = Keeper(config.actions, telemetry, clock, self.sources.take_kills)
+        for gate in self.gates.gates:
+            self.board.add_gate(gate, gate.config)
         questions = Questions(config.targets)
         decisions, alertmanager = config.decisions, config.alertmanager
         self.http = (
@@ -128,7 +132,9 @@ class Control:
             for webhook in self._webhooks:
                 await webhook.start()
             await self.actions.start()
+            await self.gates.start()
             self.board.load()
+            self.gates.settle()
             for part in (self._replicas, self.operators, self.http, self.grpc, self.alertmanager):
                 if part is not None:
                     self._started.append(part)
@@ -153,6 +159,7 @@ class Control:
             self._ticker = None
         while self._started:
             await self._started.pop().stop(deadline)
+        await self.gates.stop(deadline)
         await self.actions.stop(deadline)
         for webhook in self._webhooks:
             await webhook.stop()

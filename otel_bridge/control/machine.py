@@ -44,6 +44,7 @@ class Cause(Enum):
     ERROR_RATE = "error_rate"
     TIMEOUTS = "timeouts"
     READING = "reading"
+    OOM_KILLS = "oom_kills"
     RULE = "rule"
     ALERT = "alert"
     OPERATOR = "operator"

@@ -139,6 +139,13 @@ class Sources:
             if breaker.policy == watch.policy and _worth_telling(breaker, now):
                 self._trip(breaker, Cause.READING, reason, event, ())
 
+    def take_kills(self, key: str, reason: str) -> None:
+        """The kernel shut the gate of a target by itself."""
+        with self._board.lock:
+            breaker = self._board.obtain(key)
+            if breaker is not None and breaker.record.mode is not Mode.DISABLED:
+                self._trip(breaker, Cause.OOM_KILLS, reason, time.monotonic_ns(), ())
+
     def hold(
         self,
         key: str,

@@ -68,6 +68,12 @@ _PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "bpf_program__attach_usdt": (_PTR, (_PTR, _INT, _TEXT, _TEXT, _TEXT, _PTR)),
     "bpf_link__destroy": (_INT, (_PTR,)),
     "bpf_link_create": (_INT, (_INT, _INT, _INT, _PTR)),
+    "bpf_link_update": (_INT, (_INT, _INT, _PTR)),
+    "bpf_obj_pin": (_INT, (_INT, _TEXT)),
+    "bpf_prog_query": (
+        _INT,
+        (_INT, _INT, _U32, ctypes.POINTER(_U32), ctypes.POINTER(_U32), ctypes.POINTER(_U32)),
+    ),
     "bpf_map_create": (_INT, (_INT, _TEXT, _U32, _U32, _U32, _PTR)),
     "bpf_map_freeze": (_INT, (_INT,)),
     "bpf_prog_load": (_INT, (_INT, _TEXT, _TEXT, _PTR, _SIZE, _PTR)),

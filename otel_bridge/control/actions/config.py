@@ -8,6 +8,8 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
 from otel_bridge.backoff import RetryConfig
+from otel_bridge.control.actions.limits import ActionConfig
+from otel_bridge.control.gate.config import GateConfig
 from otel_bridge.units import Duration, Endpoint
 
 PositiveDuration = Annotated[Duration, Field(gt=0)]
@@ -16,24 +18,6 @@ Count = Annotated[int, Field(ge=1)]
 
 class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class RateLimitConfig(_Model):
-    """How often an action may make things stricter; what makes them looser always goes."""
-
-    changes: Count = Field(60, description="So many at once, and so many in each interval.")
-    interval: PositiveDuration = 60.0
-
-
-class ActionConfig(_Model):
-    """What all actions have."""
-
-    targets: tuple[str, ...] = Field(
-        min_length=1,
-        description='Patterns of the targets it acts on; "*" is all. Required: nothing acts unasked.',
-    )
-    dry_run: bool = Field(False, description="Only write into the audit log what would be done.")
-    rate_limit: RateLimitConfig = RateLimitConfig()
 
 
 class CircuitConfig(_Model):
@@ -95,3 +79,13 @@ class ActionsConfig(_Model):
     """What follows the changes of breakers."""
 
     webhooks: dict[str, WebhookConfig] = Field(default_factory=dict, description="By a name of your choice.")
+    gates: dict[str, GateConfig] = Field(
+        default_factory=dict, description="Gates in the kernel, by a name of your choice."
+    )
+    pins: Path | None = Field(
+        Path("/sys/fs/bpf/otel-bridge"),
+        description="A directory of bpffs in which gates outlive the bridge; null: they end with it.",
+    )
+    scan_interval: PositiveDuration = Field(
+        2.0, description="Time between two looks for namespaces of services that have a gate."
+    )

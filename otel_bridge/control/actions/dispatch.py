@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from otel_bridge.backoff import RetryConfig
     from otel_bridge.breakers import Action, Change
     from otel_bridge.contracts import Clock
-    from otel_bridge.control.actions.config import ActionConfig
+    from otel_bridge.control.actions.limits import ActionConfig
     from otel_bridge.telemetry import Telemetry
 
     Audit = Callable[[str, str, str, str, str], None]

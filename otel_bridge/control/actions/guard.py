@@ -9,7 +9,7 @@ from otel_bridge.targets import matches
 
 if TYPE_CHECKING:
     from otel_bridge.breakers import Change
-    from otel_bridge.control.actions.config import ActionConfig, RateLimitConfig
+    from otel_bridge.control.actions.limits import ActionConfig, RateLimitConfig
 
 _STRICTNESS = {State.CLOSED: 0, State.HALF_OPEN: 1, State.OPEN: 2}
 

@@ -272,7 +272,7 @@ def test_rules_trip_from_any_thread():
 
 
 def _action(**fields):
-    from otel_bridge.control.actions.config import ActionConfig
+    from otel_bridge.control.actions.limits import ActionConfig
 
     return ActionConfig.model_validate({"targets": ["*"], **fields})
 

@@ -1,0 +1,111 @@
+"""Where a protected service lives: its network namespaces, found by process, by port or by path."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from otel_bridge.control.gate.config import GateConfig
+
+PROC = Path("/proc")
+_LISTENING = "0A"
+
+
+@dataclass(frozen=True, slots=True)
+class Namespace:
+    """A network namespace that something is to be guarded in.
+
+    Attributes:
+        inode: tells it from all that live now.
+        path: opens it; holds while the process that it was found by lives.
+        cgroup: the service's control group, a directory; None when it has none of its own.
+    """
+
+    inode: int
+    path: Path
+    cgroup: Path | None = None
+
+
+def find(config: GateConfig, proc: Path = PROC) -> dict[int, Namespace]:
+    """The namespaces of a service now, by inode; processes that end meanwhile are left out."""
+    if config.namespace is not None:
+        try:
+            return {inode: Namespace(inode, config.namespace) for inode in [_inode(config.namespace)]}
+        except OSError:
+            return {}
+    found: dict[int, Namespace] = {}
+    for pid in _candidates(config, proc):
+        path = proc / str(pid) / "ns" / "net"
+        try:
+            inode = _inode(path)
+            if inode in found or not _wanted(config, proc, pid):
+                continue
+            found[inode] = Namespace(inode, path, cgroup_of(pid, proc))
+        except OSError:
+            continue
+    return found
+
+
+def _inode(path: Path) -> int:
+    return path.stat().st_ino
+
+
+def _candidates(config: GateConfig, proc: Path) -> list[int]:
+    if config.pid is not None:
+        return [config.pid]
+    return sorted(int(entry.name) for entry in proc.iterdir() if entry.name.isdecimal())
+
+
+def _wanted(config: GateConfig, proc: Path, pid: int) -> bool:
+    if config.pid is not None:
+        return True
+    if config.process is not None:
+        return _is_called(config.process, proc / str(pid))
+    return not _listening(proc / str(pid)).isdisjoint(config.ports)
+
+
+def _is_called(pattern: str, process: Path) -> bool:
+    command = (process / "cmdline").read_bytes().rstrip(b"\0").replace(b"\0", b" ")
+    if not command:  # a kernel thread, or one that has ended
+        return False
+    name = (process / "comm").read_bytes().rstrip(b"\n")
+    return any(fnmatchcase(text.decode(errors="replace"), pattern) for text in (name, command))
+
+
+def _listening(process: Path) -> set[int]:
+    """The ports that somebody listens on in a process's namespace."""
+    return {port for table in ("tcp", "tcp6") for port in _ports(process / "net" / table)}
+
+
+def _ports(table: Path) -> Iterator[int]:
+    try:
+        lines = table.read_text().splitlines()[1:]
+    except FileNotFoundError:  # a kernel without IPv6
+        return
+    for line in lines:
+        _, local, _, state = line.split()[:4]
+        if state == _LISTENING:
+            yield int(local.rpartition(":")[2], 16)
+
+
+def cgroup_of(pid: int, proc: Path = PROC) -> Path | None:
+    """The directory of a process's control group (version 2); None in the root, which is everybody's."""
+    for line in (proc / str(pid) / "cgroup").read_text().splitlines():
+        number, _, name = line.split(":", 2)
+        if number == "0" and name != "/" and (mount := _cgroup_mount(proc)) is not None:
+            return mount / name.lstrip("/")
+    return None
+
+
+def _cgroup_mount(proc: Path) -> Path | None:
+    for line in (proc / "self" / "mountinfo").read_text().splitlines():
+        fields, _, rest = line.partition(" - ")
+        if rest.split()[0] == "cgroup2":
+            return Path(os.fsdecode(fields.split()[4].encode().decode("unicode_escape")))
+    return None

@@ -1,0 +1,294 @@
+"""Gates for real: a service in a namespace of its own, and what becomes of its new connections."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import asynccontextmanager, contextmanager
+
+import pytest
+
+from otel_bridge import catalog
+from otel_bridge.breakers import State
+from otel_bridge.contracts import SystemClock
+from otel_bridge.control.actions.config import ActionsConfig
+from otel_bridge.control.gate.keeper import Keeper
+from otel_bridge.telemetry import Telemetry
+from tests.support.gates import change, own_bpffs, service
+from tests.support.kernel import eventually
+from tests.support.processes import needs_command
+
+PRIME = 211
+FOREVER = 3600.0
+
+
+@pytest.fixture(autouse=True)
+def pins():
+    """A place of the test's own, empty again afterwards."""
+    needs_command("unshare", "util-linux")
+    place = own_bpffs()
+    yield place
+    for pin in sorted(place.rglob("*"), reverse=True):
+        pin.rmdir() if pin.is_dir() else pin.unlink()
+    if place.exists():
+        place.rmdir()
+
+
+class Bridge(Keeper):
+    """A keeper with one gate, and what it says."""
+
+    def __init__(self, pins, **gate):
+        self.telemetry = Telemetry()
+        self.told = []
+        config = ActionsConfig.model_validate(
+            {
+                "pins": str(pins) if pins else None,
+                "scan_interval": 0.05,
+                "gates": {"llama": {"targets": ["llama*"], **gate}},
+            }
+        )
+        super().__init__(
+            config, self.telemetry, SystemClock(), lambda target, reason: self.told.append((target, reason))
+        )
+        self.gate = self.gates[0]
+
+    def turn(self, state, seconds=FOREVER, target="llama"):
+        """Have a breaker change."""
+        self.gate.apply(change(target, state, time.monotonic() + seconds if state is State.OPEN else 0.0))
+
+    def connections(self, result):
+        """How many the kernel counted."""
+        value = self.telemetry.registry.get_sample_value(
+            catalog.CONTROL_GATE_CONNECTIONS.name + "_total", {"gate": "llama", "result": result}
+        )
+        return int(value or 0)
+
+
+@asynccontextmanager
+async def bridge(pins, **gate):
+    """A bridge at work."""
+    keeper = Bridge(pins, **gate)
+    await keeper.start()
+    keeper.settle()
+    try:
+        yield keeper
+    finally:
+        await keeper.stop(1.0)
+
+
+@contextmanager
+def dying_bridge(pins, pid, port, seconds):
+    """A bridge in a process of its own, shut for some seconds, that ends by SIGKILL with the block."""
+    code = f"""
+import asyncio, sys
+from tests.kernel.test_gate import Bridge, State
+async def main():
+    keeper = Bridge({str(pins)!r}, pid={pid}, ports=[{port}], lease={seconds})
+    await keeper.start()
+    keeper.settle()
+    keeper.turn(State.OPEN)
+    print("shut", file=sys.stderr, flush=True)
+    await asyncio.Event().wait()
+asyncio.run(main())
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    try:
+        assert process.stderr.readline() == "shut\n"
+        yield process
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stderr.close()
+
+
+@contextmanager
+def named(name, pid):
+    """A process in the namespace of another whose command line ends in a name."""
+    command = ["nsenter", f"--net=/proc/{pid}/ns/net", sys.executable, "-c", "input()", name]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    try:
+        yield
+    finally:
+        process.communicate()
+
+
+async def test_open_refuses_new_connections_and_no_others(pins):
+    """With a reset; streams go on, other ports are let alone, closing lets all in again."""
+    with service(ports=2) as guarded:
+        guarded.keep()
+        async with bridge(pins, pid=guarded.pid, ports=[guarded.port]) as keeper:
+            assert guarded.knock(PRIME) == {"admitted": PRIME}
+            keeper.turn(State.OPEN)
+            assert guarded.knock(PRIME) == {"refused": PRIME}
+            assert guarded.knock(PRIME, guarded.ports[1]) == {"admitted": PRIME}
+            assert guarded.goes_on()
+            keeper.turn(State.CLOSED)
+            assert guarded.knock(PRIME) == {"admitted": PRIME}
+            assert guarded.goes_on()
+        assert keeper.connections("refused") == PRIME
+        assert keeper.connections("admitted") == 0
+        assert guarded.knock(PRIME) == {"admitted": PRIME}
+    assert not list(pins.glob("netns-*")), "what is not shut is taken out at the end"
+
+
+async def test_half_open_admits_a_share(pins):
+    """Counted by the kernel as the client saw it; the share is chance, so its bounds are wide."""
+    with service() as guarded:
+        async with bridge(pins, pid=guarded.pid, half_open_share=0.3) as keeper:
+            keeper.turn(State.HALF_OPEN)
+            seen = guarded.knock(997)
+            keeper.turn(State.CLOSED)
+        assert seen["admitted"] + seen["refused"] == 997
+        # Six standard deviations: wrong once in 500 million runs.
+        assert abs(seen["admitted"] - 0.3 * 997) < 6 * (997 * 0.3 * 0.7) ** 0.5
+        assert {name: keeper.connections(name) for name in seen} == seen
+
+
+@pytest.mark.parametrize(("share", "result"), [(0.0, "refused"), (1.0, "admitted")])
+async def test_half_open_at_its_ends(pins, share, result):
+    """None, and all."""
+    with service() as guarded:
+        async with bridge(pins, pid=guarded.pid, half_open_share=share) as keeper:
+            keeper.turn(State.HALF_OPEN)
+            assert guarded.knock(PRIME) == {result: PRIME}
+
+
+async def test_a_dead_bridge_leaves_no_gate_shut(pins):
+    """After SIGKILL the kernel itself ends the lease."""
+    with service() as guarded:
+        with dying_bridge(pins, guarded.pid, guarded.port, seconds=4.0):
+            assert guarded.knock(PRIME) == {"refused": PRIME}
+            await asyncio.sleep(5)
+            assert guarded.knock() == {"refused": 1}, "the lease is renewed while the bridge lives"
+        assert guarded.knock() == {"refused": 1}, "the gate outlives the bridge"
+        eventually("the lease has ended", lambda: guarded.knock() == {"admitted": 1})
+
+
+async def test_a_restart_takes_the_gate_over(pins):
+    """Shut all the while, with one program; the new bridge's breakers then decide."""
+    with service() as guarded:
+        with dying_bridge(pins, guarded.pid, guarded.port, seconds=60.0):
+            pass
+        assert guarded.knock(PRIME) == {"refused": PRIME}
+        keeper = Bridge(pins, pid=guarded.pid, ports=[guarded.port])
+        await keeper.start()
+        (attached,) = keeper._attached.values()
+        assert attached.adopted
+        assert attached.others == 0
+        assert guarded.knock(PRIME) == {"refused": PRIME}, "until the breakers are known"
+        keeper.settle()
+        assert guarded.knock(PRIME) == {"admitted": PRIME}, "none of them is open now"
+        keeper.turn(State.OPEN)
+        assert guarded.knock(PRIME) == {"refused": PRIME}
+        await keeper.stop(1.0)
+        assert guarded.knock(PRIME) == {"refused": PRIME}, "a stopped bridge leaves it shut for the next one"
+
+
+async def test_an_open_ends_with_its_own_lease(pins):
+    """No longer than the breaker said, although the bridge lives."""
+    with service() as guarded:
+        async with bridge(pins, pid=guarded.pid) as keeper:
+            keeper.turn(State.OPEN, seconds=0.5)
+            assert guarded.knock() == {"refused": 1}
+            eventually("the lease has ended", lambda: guarded.knock() == {"admitted": 1})
+
+
+async def test_two_bridges_on_one_gate(pins):
+    """The second says that it does not hold, and takes over when the first has ended."""
+    with service() as guarded:
+        async with bridge(pins, pid=guarded.pid) as first, bridge(pins, pid=guarded.pid) as second:
+            first.turn(State.OPEN)
+            with pytest.raises(OSError, match="another bridge holds the gate"):
+                second.turn(State.OPEN)
+            second.turn(State.CLOSED)
+            assert guarded.knock() == {"refused": 1}, "what does not hold it does not open it"
+            with pytest.raises(OSError, match="another bridge holds the gate"):
+                second.turn(State.OPEN)
+            await first.stop(1.0)
+            await asyncio.to_thread(
+                eventually, "the second has it", lambda: second.gate.inodes and not second.gate.missing
+            )
+            assert guarded.knock() == {"refused": 1}
+            second.turn(State.CLOSED)
+            assert guarded.knock() == {"admitted": 1}
+
+
+async def test_a_namespace_that_is_gone(pins):
+    """Is forgotten with its pins; an open then says that it holds nothing."""
+    with service() as guarded:
+        keeper = Bridge(pins, pid=guarded.pid)
+        await keeper.start()
+        keeper.settle()
+        keeper.turn(State.OPEN)
+    await asyncio.to_thread(eventually, "it is forgotten", lambda: not list(pins.glob("netns-*")))
+    with pytest.raises(OSError, match="nothing runs that fits"):
+        keeper.turn(State.OPEN)
+    await keeper.stop(1.0)
+
+
+async def test_pins_of_a_dead_bridge_and_a_dead_namespace_are_taken_out(pins):
+    """By whichever bridge comes next."""
+    with service() as guarded:
+        with dying_bridge(pins, guarded.pid, guarded.port, seconds=60.0):
+            pass
+        assert list(pins.glob("netns-*"))
+    with service() as other:
+        async with bridge(pins, pid=other.pid):
+            inode = other.inode
+            await asyncio.to_thread(
+                eventually,
+                "only its own is left",
+                lambda: [place.name for place in pins.iterdir()] == [f"netns-{inode}"],
+            )
+
+
+async def test_a_service_that_comes_later_is_found_by_its_name_and_by_its_port(pins):
+    """And is shut at once when its breaker is open already."""
+    with service() as first:
+        async with bridge(pins, ports=[first.port]) as by_port:
+            assert by_port.gate.inodes == {first.inode}
+            by_port.turn(State.OPEN)
+            assert first.knock() == {"refused": 1}
+    async with bridge(pins, process=f"*-test-of-gate-{os.getpid()}") as by_name:
+        with pytest.raises(OSError, match="nothing runs that fits"):
+            by_name.turn(State.OPEN)
+        with service() as later, named(f"-test-of-gate-{os.getpid()}", later.pid):
+            await asyncio.to_thread(eventually, "it is found", lambda: by_name.gate.inodes)
+            assert later.knock(PRIME) == {"refused": PRIME}
+
+
+async def test_another_program_is_there_already(pins):
+    """One that gives connections to sockets goes before ours: said at once, and counted."""
+    with service() as guarded:
+        async with bridge(None, pid=guarded.pid), bridge(pins, pid=guarded.pid) as keeper:
+            (attached,) = keeper._attached.values()
+            assert attached.others == 1
+            keeper.turn(State.OPEN)
+            assert guarded.knock(PRIME) == {"refused": PRIME}
+
+
+async def test_without_pins_the_gate_ends_with_the_bridge():
+    """As on a machine without bpffs."""
+    with service() as guarded:
+        async with bridge(None, pid=guarded.pid) as keeper:
+            keeper.turn(State.OPEN)
+            assert guarded.knock(PRIME) == {"refused": PRIME}
+        assert guarded.knock(PRIME) == {"admitted": PRIME}
+
+
+async def test_the_strictest_of_several_targets_counts(pins):
+    """The gate cannot see whom a connection is for."""
+    with service() as guarded:
+        async with bridge(pins, pid=guarded.pid, half_open_share=1.0) as keeper:
+            keeper.turn(State.OPEN, target="llama/8b")
+            keeper.turn(State.HALF_OPEN, target="llama/70b")
+            assert guarded.knock() == {"refused": 1}
+            keeper.turn(State.CLOSED, target="llama/8b")
+            assert guarded.knock() == {"admitted": 1}
