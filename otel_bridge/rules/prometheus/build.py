@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 HEADER = "# Written by `otel-bridge rules build` from {source}; change that and build again.\n"
 RULES, OPERATOR, TESTS = "generated/prometheus", "generated/prometheus-operator", "tests"
 """Folders below the one that is written to."""
-MOST_STEPS = 500
+MOST_STEPS = 200
 """Evaluations of a test, before it takes longer steps."""
 LONGEST_STEP = 240.0
 """Seconds; Prometheus looks back five minutes for a series' present value."""
@@ -71,8 +71,7 @@ def build_files(rules: Sequence[LoadedRule], target: Target) -> dict[Path, str]:
     for name, one in compiled.items():
         files.setdefault(Path(sources[name]).stem, []).append(one)
     out: dict[Path, str] = {}
-    every = sorted(files)
-    for stem in every:
+    for stem in sorted(files):
         header = HEADER.format(source=f"rules/{stem}.yaml")
         group = _group(stem, files[stem], target)
         out[Path(RULES, f"{stem}.yaml")] = header + _dumped({"groups": [group]})
@@ -82,7 +81,7 @@ def build_files(rules: Sequence[LoadedRule], target: Target) -> dict[Path, str]:
             by_step.setdefault(_test_step(one, compiled, target), []).append(one)
         for step, some in by_step.items():
             suffix = "" if step == target.scrape_interval else f"-every-{duration(step)}"
-            tests = _tests(every, some, compiled, target, step)
+            tests = _tests(_needed(some, compiled, sources), some, compiled, target, step)
             out[Path(TESTS, f"{stem}{suffix}.yaml")] = header + _dumped(tests)
     return out
 
@@ -122,6 +121,14 @@ def _alert(one: CompiledRule, target: Target) -> dict[str, Any]:
 
 
 # Tests
+
+
+def _needed(
+    rules: Iterable[CompiledRule], compiled: Mapping[str, CompiledRule], sources: Mapping[str, str]
+) -> list[str]:
+    """The rule sets that some rules are in, and those that they refer to."""
+    involved = [other for one in rules for other in (one, *_referred(one, compiled))]
+    return sorted({Path(sources[one.rule.name]).stem for one in involved})
 
 
 def _test_step(one: CompiledRule, compiled: Mapping[str, CompiledRule], target: Target) -> float:

@@ -386,13 +386,13 @@ class MetricLeaf:
                 for factor in (good, bad)
             )
             return (true,), (false,)
-        # A gauge steps from one value to another: it grows in one step, and not before or after.
         true, false = (
             SeriesSample(
                 self._counted.metric,
                 pairs(self._counted.example),
                 base,
-                ((before - step, 0.0), (before, base * (factor - 1)), (STEADY, 0.0)),
+                ((STEADY, 0.0),),
+                jump=(before, base * (factor - 1)),
             )
             for factor in (good, bad)
         )

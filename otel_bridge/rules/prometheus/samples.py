@@ -47,12 +47,14 @@ class SeriesSample:
         labels: its labels.
         start: its first value.
         phases: (length, growth a step), as of spans.
+        jump: (when, as a phase's negative length; by how much) it changes at once.
     """
 
     metric: str
     labels: tuple[tuple[str, str], ...]
     start: float
     phases: tuple[tuple[float, float], ...]
+    jump: tuple[float, float] = (0.0, 0.0)
 
 
 Sampled = SpanSample | SeriesSample
@@ -130,12 +132,20 @@ def written(samples: Iterable[Sampled], timeline: Timeline, texts: str) -> list[
         if isinstance(sample, SpanSample):
             rows = _of_spans(sample, timeline, texts)
         else:
-            grown = timeline.grown(sample.phases)
-            rows = iter([(_named(sample.metric, sample.labels), [sample.start + value for value in grown])])
+            rows = iter([(_named(sample.metric, sample.labels), _of_series(sample, timeline))])
         for name, values in rows:
             kept = series.get(name)
             series[name] = [a + b for a, b in zip(kept, values, strict=True)] if kept else values
     return [{"series": name, "values": _shortened(values)} for name, values in sorted(series.items())]
+
+
+def _of_series(sample: SeriesSample, timeline: Timeline) -> list[float]:
+    when, amount = sample.jump
+    first = (timeline.settled + when) / timeline.step
+    return [
+        sample.start + value + (amount if index >= first else 0.0)
+        for index, value in enumerate(timeline.grown(sample.phases))
+    ]
 
 
 def _of_spans(sample: SpanSample, timeline: Timeline, texts: str) -> Iterator[tuple[str, list[float]]]:
