@@ -45,6 +45,10 @@ bench: setup collector  ## every benchmark; figures go to tests/bench/results.js
 bench-join: setup  ## kernel events caused by known requests, counted on their spans; what probes cost (needs root)
 	@$(BIN)/python -m tests.bench.join $(ARGS)
 
+.PHONY: dashboards
+dashboards: setup  ## build dashboards/generated (ARGS=--check only looks)
+	@$(BIN)/python -m dashboards.build $(ARGS)
+
 .PHONY: wheel
 wheel: setup  ## build a wheel into dist/
 	@$(BIN)/python -m build --wheel --no-isolation

@@ -44,5 +44,5 @@ _PROMETHEUS = select(
 )
 FIRING = [
     Query(or_zero(f"count by (alertname) ({_PROMETHEUS})"), "{{alertname}} (Prometheus)"),
-    Query(or_zero(highest(catalog.RULES_ALERTS, ("alertname",))), "{{alertname}} (bridge)"),
+    Query(or_zero(highest(catalog.RULES_ACTIVE, ("rule",))), "{{rule}} (bridge)"),
 ]

@@ -19,7 +19,7 @@ MARK = Path(".otel-bridge-bundle")
 """Lists what was written, so that what no bundle has any more goes, and the files of others stay."""
 
 SCRAPE = """\
-# For scrape_config_files, or to be copied below scrape_configs. Exemplars need --enable-feature=exemplar-storage.
+# For scrape_config_files. Exemplars are kept with --enable-feature=exemplar-storage only.
 scrape_configs:
   - job_name: otel-bridge
     scrape_interval: 15s
