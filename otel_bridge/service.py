@@ -91,6 +91,7 @@ class Service:
             self.telemetry,
             self._clock,
             on_lost=self.rules.lost,
+            readings=(self.rules, self.control) if self.control is not None else (self.rules,),
         )
         self.pipeline.follow(lambda: self.kernel.complete_until)
         self.receiver = OtlpReceiver(settings.receivers.otlp, self.pipeline, self.telemetry)

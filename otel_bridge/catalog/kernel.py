@@ -100,6 +100,21 @@ KERNEL_LOCAL_PORTS = Metric(
     "{port}",
     "Local ports that connections to one address may use; those in TIME_WAIT hold theirs.",
 )
+KERNEL_MEMORY_PRESSURE = Metric(
+    "otel_bridge_kernel_memory_pressure_ratio",
+    Kind.GAUGE,
+    "1",
+    "Share of the last ten seconds in which some task, or all that could run (full), waited for memory, "
+    "by cgroup of the followed processes; / is the machine.",
+    ("cgroup", "tasks"),
+)
+KERNEL_MEMORY_STALLED = Metric(
+    "otel_bridge_kernel_memory_stalled_seconds",
+    Kind.COUNTER,
+    "s",
+    "Time in which some task, or all (full), waited for memory, since the bridge looks at the cgroup.",
+    ("cgroup", "tasks"),
+)
 KERNEL_DEVICE_REQUESTS = Metric(
     "otel_bridge_kernel_block_requests",
     Kind.COUNTER,

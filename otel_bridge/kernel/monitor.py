@@ -24,7 +24,8 @@ from otel_bridge.kernel.loader import Loader
 from otel_bridge.kernel.mappings import MappingNews, MappingsError
 from otel_bridge.kernel.obi_table import open_table
 from otel_bridge.kernel.places import FunctionPlace
-from otel_bridge.kernel.probes import PROBES, is_wanted, process, tcp, user
+from otel_bridge.kernel.pressure import MemoryPressure
+from otel_bridge.kernel.probes import PROBES, is_wanted, memory, process, tcp, user
 from otel_bridge.kernel.reader import Intake, Reader, Ticker, Timer
 from otel_bridge.kernel.records import BLOCK_DEVICE, BLOCK_TOTALS, U4, USER_PROBE
 from otel_bridge.kernel.stacks import ADDRESSES, StackNaming, Symbolizer
@@ -32,7 +33,7 @@ from otel_bridge.kernel.time_wait import read_time_wait
 from otel_bridge.libbpf.library import LibbpfError, Library
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from otel_bridge.kernel.discovery import Layout, MappedFile, Place
     from otel_bridge.kernel.loader import AttachedFile, LoadedProbe
     from otel_bridge.kernel.probes.base import Probe, Uprobe
+    from otel_bridge.readings import ReadingSink
     from otel_bridge.telemetry import Telemetry
 
 log = structlog.get_logger(__name__)
@@ -119,8 +121,11 @@ class KernelMonitor:
         clock: Clock,
         *,
         on_lost: Callable[[str, int], None] = lambda _probe, _count: None,
+        readings: Sequence[ReadingSink] = (),
     ) -> None:
         self._config = config
+        self._readings = readings
+        self._pressure: MemoryPressure | None = None
         self._on_lost = on_lost
         self._clock = clock
         self._telemetry = telemetry
@@ -260,6 +265,7 @@ class KernelMonitor:
             news=self._mapping_news,
             scan_interval=self._config.scan_interval,
         )
+        self._pressure = self._open_pressure()
         self._align()
         if self._config.drop_privileges:
             self._drop_privileges()
@@ -274,6 +280,13 @@ class KernelMonitor:
             return MappingNews()
         except MappingsError as error:
             log.warning("processes are looked through in intervals for what they load", reason=str(error))
+            return None
+
+    def _open_pressure(self) -> MemoryPressure | None:
+        try:
+            return MemoryPressure(self._telemetry, self._clock, self._readings)
+        except BridgeError as error:
+            log.warning("no figures of memory pressure", reason=str(error))
             return None
 
     def _tell(self, records: NDArray[np.void]) -> None:
@@ -523,6 +536,11 @@ class KernelMonitor:
         if self._tells_time_wait and tcp.PROBE.name in self._loader.loaded:
             self._count_time_wait()
         if self._statistics_fd >= 0:
+        if self._pressure is not None:
+            if memory.PROBE.name in self._loader.loaded:
+                self._pressure.update(self.followed)
+            else:
+                self._pressure.clear()
             self._publish_costs()
 
     def _count_time_wait(self) -> None:
