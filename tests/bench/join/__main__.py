@@ -12,9 +12,12 @@ import sys
 from rich.console import Console
 
 from tests.bench import figures
-from tests.bench.join import exactness, machine, report
+from tests.bench.join import exactness, machine, overhead, rate, report
 
-PARTS = ("exactness",)
+_FLOOD = 5.0
+"""Seconds of events whose spans never come."""
+
+PARTS = ("exactness", "overhead", "rate")
 
 
 def main() -> None:
@@ -23,6 +26,11 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} (default: all)")
     parser.add_argument("--servers", default=",".join(exactness.SERVERS), help="default: %(default)s")
     parser.add_argument("--requests", type=int, default=96, help="of each kind, to each server (default 96)")
+    parser.add_argument(
+        "--rounds", type=int, default=8, help="pairs of load, with probes and without (default 8)"
+    )
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each round (default 3)")
+    parser.add_argument("--events", type=int, default=200_000, help="joined at each density (default 200000)")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON, nothing else")
     parser.add_argument("--no-results", action="store_true", help="leave results.json as it is")
     options = parser.parse_args()
@@ -43,6 +51,17 @@ def main() -> None:
         found |= {f"join.{server}.right": result.right for server, result in results.items()}
         found["join.wrong"] = sum(result.wrong for result in results.values())
         passed &= all(result.passes for result in results.values())
+    if not options.parts or "overhead" in options.parts:
+        costs = {
+            server: overhead.run(server, rounds=options.rounds, seconds=options.seconds)
+            for server in options.servers.split(",")
+        }
+        overhead.show(console, costs)
+        found |= overhead.figures_of(costs)
+    if not options.parts or "rate" in options.parts:
+        rates = [rate.run(per_span, options.events) for per_span in rate.PER_SPAN]
+        rate.show(console, rates, rate.flood(_FLOOD))
+        found |= rate.figures_of(rates)
     if not options.no_results:
         figures.merge(found)
     if options.json:

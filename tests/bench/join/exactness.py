@@ -14,9 +14,9 @@ from otel_bridge import catalog
 from otel_bridge.model import KernelEventKind, Signal
 from otel_bridge.processors.join.logs import read_events
 from tests.bench.join import clients, machine
+from tests.bench.join.causes import BLOCK, LONG_WAIT, SPARSE_FILE, Caused, Job, Kind
 from tests.bench.join.children import make_files, peers, workplace
 from tests.bench.join.children import server as serving
-from tests.bench.join.causes import BLOCK, LONG_WAIT, SPARSE_FILE, Caused, Job, Kind
 from tests.bench.join.ledger import EVENT_NAMES, Ledger, Seen, Tally
 from tests.support.cgroups import MIB, MemoryCgroup
 from tests.support.processes import Bridge, running

@@ -44,18 +44,18 @@ class Round:
 
 @dataclass(frozen=True)
 class Overhead:
-    """A server's rounds with the probes and without, in pairs; and what the programs took when they were timed.
+    """A server's rounds with the probes and without, in pairs; and what the programs took, timed.
 
     Attributes:
         off: without.
         on: with; each right after, or before, its companion.
-        costs: by probe, nanoseconds and runs of its programs in a round of its own.
+        costs: by probe, in a round of its own: nanoseconds and runs of its programs, records handed over.
         events: requests of that round.
     """
 
     off: list[Round]
     on: list[Round]
-    costs: dict[str, tuple[int, int]]
+    costs: dict[str, tuple[int, int, int]]
     requests: int
 
     def loss(self, what: str) -> float:
@@ -65,7 +65,7 @@ class Overhead:
         return -change if what == "rate" else change
 
     def spread(self, what: str) -> float:
-        """Half the distance between the quartiles of the pairs' ratios: what the machine's other work does."""
+        """Half the distance between the quartiles of the pairs' ratios: the machine's other work."""
         ratios = [getattr(on, what) / getattr(off, what) for on, off in zip(self.on, self.off, strict=True)]
         low, _, high = statistics.quantiles(ratios, n=4)
         return (high - low) / 2
@@ -114,9 +114,7 @@ class Load:
         before = [_cpu(one.pid) for one in (self._process, self._bridge)]
         requests = clients.flood(self._server, self._port, self._seconds)
         after = [_cpu(one.pid) for one in (self._process, self._bridge)]
-        server, bridge = (
-            (later - earlier) / requests for earlier, later in zip(before, after, strict=True)
-        )
+        server, bridge = ((later - earlier) / requests for earlier, later in zip(before, after, strict=True))
         return Round(requests / self._seconds, server, bridge)
 
     def with_probes(self) -> Round:
@@ -127,11 +125,11 @@ class Load:
         finally:
             self._bridge.ask("off")
 
-    def timed(self) -> tuple[dict[str, tuple[int, int]], int]:
-        """By probe, nanoseconds and runs during a round; and how many requests that was."""
+    def timed(self) -> tuple[dict[str, tuple[int, int, int]], int]:
+        """By probe, nanoseconds, runs and records of a round; and how many requests that was."""
         self._bridge.ask(f"timed {self._process.pid}")
         requests = clients.flood(self._server, self._port, self._seconds)
-        costs = {name: (ns, runs) for name, (ns, runs) in self._bridge.ask("costs").items()}
+        costs = {name: tuple(numbers) for name, numbers in self._bridge.ask("costs").items()}
         self._bridge.ask("off")
         return costs, requests
 
@@ -156,21 +154,28 @@ def _configuration(directory: Path, sink: GrpcSink) -> Path:
 
 def show(console: Console, results: dict[str, Overhead]) -> None:
     """Throughput and CPU with the probes against without, then what each probe's programs took."""
-    table = Table("server", "requests/s without", "with", "loss", "server CPU/request", "bridge CPU/request")
+    table = Table("server", "probes", "requests/s", "server CPU/request", "bridge CPU/request")
     for server, result in results.items():
-        off, on = (statistics.median(one.rate for one in rounds) for rounds in (result.off, result.on))
-        cells = [
-            f"{result.loss(what):+.1%} ± {result.spread(what):.1%}"
-            for what in ("rate", "server_cpu", "bridge_cpu")
-        ]
-        table.add_row(server, f"{off:,.0f}", f"{on:,.0f}", *cells)
+        for name, rounds in (("off", result.off), ("on", result.on)):
+            medians = [
+                statistics.median(getattr(one, what) for one in rounds)
+                for what in ("rate", "server_cpu", "bridge_cpu")
+            ]
+            table.add_row(
+                server, name, f"{medians[0]:,.0f}", *(f"{cpu * 1e6:,.0f} µs" for cpu in medians[1:])
+            )
+        loss, cpu = (
+            f"{result.loss(what):+.1%} ± {result.spread(what):.1%}" for what in ("rate", "server_cpu")
+        )
+        table.add_row(server, "loss", loss, cpu, end_section=True)
     console.print(table)
-    table = Table("server", "probe", "ns/event", "events/request", "ns/request")
+    table = Table("server", "probe", "ns/event", "events/request", "ns/request", "records/request")
     for server, result in results.items():
-        for probe, (nanoseconds, runs) in result.costs.items():
+        for probe, (nanoseconds, runs, records) in result.costs.items():
             if runs:
-                each, often = nanoseconds / runs, runs / result.requests
-                table.add_row(server, probe, f"{each:,.0f}", f"{often:,.1f}", f"{each * often:,.0f}")
+                each, often, told = nanoseconds / runs, runs / result.requests, records / result.requests
+                numbers = (f"{each:,.0f}", f"{often:,.1f}", f"{each * often:,.0f}", f"{told:,.2f}")
+                table.add_row(server, probe, *numbers)
         table.add_section()
     console.print(table)
 
@@ -180,7 +185,7 @@ def figures_of(results: dict[str, Overhead]) -> dict[str, float]:
     found = {"kernel.throughput_loss": max(result.loss("rate") for result in results.values())}
     for probe in sorted({probe for result in results.values() for probe in result.costs}):
         each = [result.costs[probe] for result in results.values() if probe in result.costs]
-        nanoseconds, runs = (sum(numbers) for numbers in zip(*each, strict=True))
+        nanoseconds, runs, _ = (sum(numbers) for numbers in zip(*each, strict=True))
         if runs:
             found[f"kernel.{probe}.ns_per_event"] = nanoseconds / runs
     return found

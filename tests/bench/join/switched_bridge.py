@@ -2,9 +2,9 @@
 
 python -m tests.bench.join.switched_bridge CONFIG
 
-Prints its OTLP port, then does what each line of its input says and answers with a line of JSON: `on PID` loads
-the default probes and waits until that process is followed, `timed PID` has the kernel time them as well, `costs`
-tells what they took so far, `off` unloads them.
+Prints its OTLP port, then does what each line of its input says and answers with a line of JSON: `on PID`
+loads the default probes and waits until that process is followed, `timed PID` has the kernel time them as
+well, `costs` tells what they took so far, `off` unloads them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import sys
 import time
 from pathlib import Path
 
+from otel_bridge import catalog
 from otel_bridge.contracts import SystemClock
 from otel_bridge.kernel.config import KernelConfig
 from otel_bridge.kernel.monitor import KernelMonitor
@@ -31,6 +32,7 @@ class Switch:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._monitor: KernelMonitor | None = None
+        self._before: dict[str, int] = {}
 
     def on(self, pid: str, *, timed: bool = False) -> bool:
         """Load the probes."""
@@ -40,6 +42,7 @@ class Switch:
         monitor = KernelMonitor(config, self._service.pipeline, self._service.telemetry, SystemClock())
         monitor.open()
         self._monitor = monitor
+        self._before = {name: self._handed_over(name) for name in monitor.costs()}
         self._service.pipeline.follow(lambda: monitor.complete_until)
         end = time.monotonic() + _PATIENCE
         while int(pid) not in monitor.followed:
@@ -52,13 +55,26 @@ class Switch:
         """Load the probes, and have the kernel time them."""
         return self.on(pid, timed=True)
 
-    def costs(self) -> dict[str, tuple[int, int]]:
-        """By probe: nanoseconds, and runs of its programs."""
+    def costs(self) -> dict[str, tuple[int, int, int]]:
+        """By probe: nanoseconds and runs of its programs, and records that it has handed over."""
         assert self._monitor is not None
         return {
-            name: (sum(ns for ns, _ in programs.values()), sum(runs for _, runs in programs.values()))
+            name: (
+                sum(nanoseconds for nanoseconds, _ in programs.values()),
+                sum(runs for _, runs in programs.values()),
+                self._handed_over(name) - self._before.get(name, 0),
+            )
             for name, programs in self._monitor.costs().items()
         }
+
+    def _handed_over(self, probe: str) -> int:
+        return sum(
+            int(sample.value)
+            for family in self._service.telemetry.registry.collect()
+            if family.name == catalog.KERNEL_EVENTS.name
+            for sample in family.samples
+            if sample.name.endswith("_total") and sample.labels["probe"] == probe
+        )
 
     def off(self) -> bool:
         """Unload them."""
