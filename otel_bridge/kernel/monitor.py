@@ -535,12 +535,12 @@ class KernelMonitor:
         self._device_accounts.update(self.devices())
         if self._tells_time_wait and tcp.PROBE.name in self._loader.loaded:
             self._count_time_wait()
-        if self._statistics_fd >= 0:
         if self._pressure is not None:
             if memory.PROBE.name in self._loader.loaded:
                 self._pressure.update(self.followed)
             else:
                 self._pressure.clear()
+        if self._statistics_fd >= 0:
             self._publish_costs()
 
     def _count_time_wait(self) -> None:
