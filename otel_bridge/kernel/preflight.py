@@ -18,6 +18,7 @@ from otel_bridge.kernel.backend import choose as choose_backend
 from otel_bridge.kernel.discovery import PROC
 from otel_bridge.kernel.loader import choose, object_path
 from otel_bridge.kernel.openssl import Coverage, OpensslFile
+from otel_bridge.kernel.pressure import read_pressure
 from otel_bridge.kernel.probes import PROBES, is_wanted
 from otel_bridge.libbpf import BUILD_COMMAND
 from otel_bridge.libbpf.library import LibbpfError, Library
@@ -85,6 +86,7 @@ class Machine:
         objects: names of the probes whose object is built.
         openssl: the files with OpenSSL that running processes have mapped.
         unreadable: processes that could not be looked into.
+        pressure: the kernel counts how long tasks wait for memory.
     """
 
     release: str
@@ -102,6 +104,7 @@ class Machine:
     objects: frozenset[str] = frozenset()
     openssl: tuple[OpensslFile, ...] = ()
     unreadable: int = 0
+    pressure: bool = True
 
     @property
     def version(self) -> tuple[int, int]:
@@ -173,6 +176,7 @@ def survey(proc: Path = PROC, *, headers: str = "") -> Machine:
         objects=frozenset(probe.name for probe in PROBES if object_path(probe).exists()),
         openssl=openssl_files,
         unreadable=unreadable,
+        pressure=read_pressure(proc / "pressure" / "memory") is not None,
     )
 
 
@@ -255,6 +259,13 @@ def _machine_findings(machine: Machine, config: KernelConfig) -> list[Finding]:
             "" if machine.bcc else bcc.INSTALL,
         ),
         _headers(machine, choice),
+        Finding(
+            "PSI",
+            Verdict.OK if machine.pressure else Verdict.OPTIONAL,
+            "/proc/pressure/memory" if machine.pressure else "none",
+            "memory pressure of the machine and of cgroups",
+            "" if machine.pressure else "boot with psi=1 (Linux 4.20 or later, CONFIG_PSI=y)",
+        ),
         Finding(
             "NVML",
             Verdict.OK if machine.nvml else Verdict.OPTIONAL,

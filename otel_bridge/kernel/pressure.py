@@ -52,18 +52,23 @@ class Stall:
     total: float
 
 
-def parse_pressure(text: str) -> dict[str, Stall]:
+def parse_pressure(text: str) -> dict[str, Stall] | None:
     """A memory.pressure file: by `some` (at least one task waited) and `full` (all that could run did).
 
-    Raises:
-        ValueError: it is of another form.
+    None when it is of another form.
     """
     found = {
         tasks: Stall(float(share) / 100, int(total) / 1e6) for tasks, share, total in _LINE.findall(text)
     }
-    if found.keys() != {"some", "full"}:
-        raise ValueError(f"no memory pressure: {text[:80]!r}")
-    return found
+    return found if found.keys() == {"some", "full"} else None
+
+
+def read_pressure(path: Path) -> dict[str, Stall] | None:
+    """`parse_pressure` of a file; None also when it cannot be read: no cgroup any more, or no PSI."""
+    try:
+        return parse_pressure(path.read_text())
+    except (OSError, UnicodeDecodeError):
+        return None
 
 
 def unified_mount(proc: Path = PROC) -> Path | None:
@@ -106,13 +111,11 @@ class MemoryPressure:
         self._sinks = sinks
         self._proc = proc
         self._machine = proc / "pressure" / "memory"
-        try:
-            parse_pressure(self._machine.read_text())
-        except (OSError, ValueError) as error:
+        if read_pressure(self._machine) is None:
             raise BridgeError(
-                f"{self._machine} cannot be read ({error}): it takes Linux 4.20 with CONFIG_PSI=y; "
+                f"{self._machine} tells nothing: it takes Linux 4.20 with CONFIG_PSI=y; "
                 "mend with: boot with psi=1"
-            ) from error
+            )
         self._mount = unified_mount(proc)
         self._asked: dict[int, tuple[float, str]] = {}
         self._totals: dict[tuple[str, str], float] = {}
@@ -120,15 +123,15 @@ class MemoryPressure:
 
     def update(self, pids: Collection[int]) -> None:
         """Look at the machine, and at the cgroups of these processes; others are forgotten."""
-        found = {MACHINE: self._read(self._machine)}
+        files = {MACHINE: self._machine}
         for cgroup in self._cgroups_of(pids):
             assert self._mount is not None
-            found[cgroup] = self._read(self._mount / cgroup.lstrip("/") / "memory.pressure")
+            files[cgroup] = self._mount / cgroup.lstrip("/") / "memory.pressure"
         now = self._clock.time_ns()
         readings = [
             self._show(cgroup, tasks, stall, now)
-            for cgroup, stalls in found.items()
-            for tasks, stall in stalls.items()
+            for cgroup, path in files.items()
+            for tasks, stall in (read_pressure(path) or {}).items()
         ]
         self._forget({(reading.labels["cgroup"], reading.labels["tasks"]) for reading in readings})
         for sink in self._sinks:
@@ -155,14 +158,6 @@ class MemoryPressure:
             self._said_too_many = True
         shown = sorted(names, key=lambda name: ((name, "some") not in self._totals, name))
         return shown[:MAX_CGROUPS]
-
-    @staticmethod
-    def _read(path: Path) -> dict[str, Stall]:
-        """Nothing when the cgroup is gone, or counts none (`cgroup.pressure`)."""
-        try:
-            return parse_pressure(path.read_text())
-        except (OSError, ValueError):
-            return {}
 
     def _show(self, cgroup: str, tasks: str, stall: Stall, now: int) -> Reading:
         before = self._totals.get((cgroup, tasks), stall.total)

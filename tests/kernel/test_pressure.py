@@ -7,7 +7,7 @@ import os
 import pytest
 
 from otel_bridge import catalog
-from otel_bridge.kernel.pressure import parse_pressure, unified_mount
+from otel_bridge.kernel.pressure import read_pressure, unified_mount
 from tests.support.cgroups import MIB, MemoryCgroup, MissingControllerError
 from tests.support.kernel import eventually, followed, monitoring
 
@@ -58,9 +58,11 @@ def test_a_cgroup_that_reclaims_all_the_time_is_under_pressure(limited, unified,
         followed(monitor, worker.pid)
         # From the first look on the count is the kernel's.
         eventually("the cgroup is shown", lambda: name in shown(monitor))
-        before = parse_pressure((unified / "memory.pressure").read_text())
+        before = read_pressure(unified / "memory.pressure")
         worker.do({"do": "read_file", "span": 1, "path": str(path), "times": 5})
-        after = parse_pressure((unified / "memory.pressure").read_text())
+        after = read_pressure(unified / "memory.pressure")
+    assert before is not None
+    assert after is not None
     grown = after["some"].total - before["some"].total
     assert grown > 0, "nothing was reclaimed"
     assert monitor.telemetry.value(catalog.KERNEL_MEMORY_STALLED, **stalled) == pytest.approx(grown, rel=0.05)

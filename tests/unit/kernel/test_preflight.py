@@ -83,6 +83,7 @@ def test_what_every_probe_needs_stops_every_probe_and_says_what_mends_it(lacking
         ({"bcc": ""}, "BCC", "apt-get install python3-bpfcc linux-headers-$(uname -r)"),
         ({"headers": None}, "kernel headers", "linux-headers-$(uname -r)"),
         ({"nvml": False}, "NVML", "nvidia-driver"),
+        ({"pressure": False}, "PSI", "boot with psi=1"),
         ({"openssl": ()}, "OpenSSL", ""),
         ({"unreadable": 3}, "processes", "setcap cap_bpf,"),
     ],

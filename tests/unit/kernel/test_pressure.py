@@ -14,6 +14,7 @@ from otel_bridge.kernel.pressure import (
     MemoryPressure,
     Stall,
     parse_pressure,
+    read_pressure,
     unified_cgroup,
 )
 from otel_bridge.telemetry import Telemetry
@@ -86,10 +87,11 @@ def test_both_lines_are_read():
 
 
 @pytest.mark.parametrize("wrong", ["", text().splitlines()[0], "full of it", "\0" * 99])
-def test_what_is_no_pressure_is_refused(wrong):
-    """Short files, and others."""
-    with pytest.raises(ValueError, match="no memory pressure"):
-        parse_pressure(wrong)
+def test_what_is_no_pressure_is_none(tmp_path, wrong):
+    """Short files, and others; text or not."""
+    assert parse_pressure(wrong) is None
+    (tmp_path / "memory.pressure").write_bytes(wrong.encode() + b"\xff")
+    assert read_pressure(tmp_path / "memory.pressure") is None
 
 
 def test_followed_processes_cgroups_and_the_machine_are_shown(machine):
@@ -200,6 +202,6 @@ def test_a_kernel_that_counts_none_says_what_mends_it(machine, content):
         machine.open()
 
 
-def test_this_process_has_a_cgroup():
-    """The real files."""
+def test_a_process_that_is_gone_has_no_cgroup():
+    """The real procfs."""
     assert unified_cgroup(1 << 30) == ""
