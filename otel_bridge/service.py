@@ -21,6 +21,7 @@ from otel_bridge.pipeline import Pipeline, Steps, build_steps
 from otel_bridge.receivers.otlp.codec import choose_codec
 from otel_bridge.receivers.otlp.receiver import OtlpReceiver
 from otel_bridge.rules.component import Rules
+from otel_bridge.rules.outputs.outputs import Outputs
 from otel_bridge.telemetry import Telemetry, Tracing
 from otel_bridge.telemetry_server import TelemetryServer
 
@@ -74,9 +75,11 @@ class Service:
         self.control = (
             Control(settings.control, self.telemetry, self._clock) if settings.control.enabled else None
         )
+        self.outputs = Outputs(settings.rules, self.telemetry, self._clock)
         self.rules = Rules(settings.rules, self.telemetry, self._clock)
         if self.control is not None:
             self.rules.add_sink(self.control)
+        self.rules.add_sink(self.outputs)
         steps = self._steps(settings)
         self.pipeline = Pipeline(
             self.codec, steps, self.exporter, self.telemetry, self._clock, storage=settings.storage
@@ -115,6 +118,7 @@ class Service:
             self.exporter,
             self.push,
             self.control,
+            self.outputs,
             self.rules,
             self.pipeline,
             self.receiver,
@@ -144,6 +148,7 @@ class Service:
             self.kernel,
             self.pipeline,
             self.rules,
+            self.outputs,
             self.control,
             self.control.gates if self.control is not None else None,
             self.push,
@@ -174,6 +179,9 @@ class Service:
                 log.warning("a changed setting takes effect only after a restart", part=part)
         if settings.connectors.derive.push != self.settings.connectors.derive.push:
             log.warning("a changed setting takes effect only after a restart", part="connectors.derive.push")
+        for part in ("max_alerts", "alertmanager", "grafana_annotations"):
+            if getattr(settings.rules, part) != getattr(self.settings.rules, part):
+                log.warning("a changed setting takes effect only after a restart", part=f"rules.{part}")
         self.settings = self.settings.model_copy(
             update={
                 "processors": settings.processors,

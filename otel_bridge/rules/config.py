@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from otel_bridge.rules.outputs.config import AlertmanagerConfig, GrafanaConfig
 from otel_bridge.units import Duration
 
 
@@ -25,3 +26,12 @@ class RulesConfig(BaseModel):
         10.0, description="Items further ahead of this machine's clock than so much are not looked at."
     )
     runbook_url: str = Field("runbook.md", description="Where alerts' runbooks are; headings are appended.")
+    max_alerts: int = Field(
+        2000, ge=1, description="Alerts shown and sent at once; further ones are counted only."
+    )
+    alertmanager: AlertmanagerConfig | None = Field(
+        None, description="Alertmanagers that alerts are pushed to; null: none."
+    )
+    grafana_annotations: GrafanaConfig | None = Field(
+        None, description="A Grafana in which firings are annotations; null: none."
+    )

@@ -306,7 +306,7 @@ class RuleEngine:
         labels |= {prometheus_name(label): value for label, value in values.items()}
         annotations = {
             "summary": _filled(rule.summary, values),
-            "runbook": self._runbook_url + "#" + (rule.runbook or rule.name).lower(),
+            "runbook_url": self._runbook_url + "#" + (rule.runbook or rule.name).lower(),
         }
         lost = {
             probe: count

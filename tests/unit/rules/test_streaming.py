@@ -68,7 +68,7 @@ def test_a_firing_says_what_for_whom_and_by_which_traces():
     assert firing.labels == {"severity": "warning", "team": "infra", "process": "7"}
     assert firing.annotations == {
         "summary": "process 7",
-        "runbook": "https://runbooks.example/rules#handshakes",
+        "runbook_url": "https://runbooks.example/rules#handshakes",
     }
     assert firing.evidence == [b"b" * 16, b"a" * 16]
     assert firing.target == "pid-7"

@@ -1,0 +1,1 @@
+"""Where firings go: shown to Prometheus, pushed to Alertmanager, noted in Grafana."""
