@@ -128,21 +128,30 @@ def check(path: Path | None, overrides: tuple[str, ...], *, as_json: bool) -> No
 @_set
 @_json
 def doctor(path: Path | None, overrides: tuple[str, ...], *, as_json: bool) -> None:
-    """Say what this machine lets the kernel probes do, and for each miss the command that mends it.
+    """Say what this machine lets probes and gates do, and for each miss the command that mends it.
 
-    Exit 1 if a probe that is on cannot work.
+    Exit 1 if a probe or gate that is on cannot work.
     """
-    config = _loaded(path, overrides).kernel
+    settings = _loaded(path, overrides)
+    config = settings.kernel
     # Looking means loading libbpf and walking /proc, which no other command needs.
+    from otel_bridge.control.gate.preflight import look  # noqa: PLC0415
+    from otel_bridge.findings import Verdict  # noqa: PLC0415
     from otel_bridge.kernel.doctor import render  # noqa: PLC0415
     from otel_bridge.kernel.preflight import judge, survey  # noqa: PLC0415
 
     report = judge(survey(headers=config.bcc.headers), config)
+    gates = look(settings.control.actions)
+    ready = report.ready and all(finding.verdict is not Verdict.MISSING for finding in gates)
     if as_json:
-        click.echo(json.dumps(report.as_dict()))
+        click.echo(
+            json.dumps(
+                report.as_dict() | {"ready": ready, "gates": [finding.as_dict() for finding in gates]}
+            )
+        )
     else:
-        Console().print(render(report))
-    sys.exit(0 if report.ready else EXIT_FAILED)
+        Console().print(render(report, gates))
+    sys.exit(0 if ready else EXIT_FAILED)
 
 
 @main.command("print-config")

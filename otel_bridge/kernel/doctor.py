@@ -8,12 +8,13 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from otel_bridge.kernel.preflight import Report, Verdict
+from otel_bridge.findings import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from otel_bridge.kernel.preflight import Finding
+    from otel_bridge.findings import Finding
+    from otel_bridge.kernel.preflight import Report
 
 _STYLES = {
     Verdict.OK: "green",
@@ -27,14 +28,16 @@ _SUBJECT_WIDTH = 36
 """Columns, so that a long path leaves room for the rest."""
 
 
-def render(report: Report) -> Group:
-    """Tables: what the probes stand on, the probes, and who uses OpenSSL; misses with what mends them."""
+def render(report: Report, gates: Iterable[Finding] = ()) -> Group:
+    """Tables: what probes stand on, the probes, who uses OpenSSL, the gates; misses with what mends them."""
     tables = [
         _table("What the probes stand on", "needed for", report.machine),
         _table("Probes", "gives", report.probes),
     ]
     if report.openssl:
         tables.append(_table("OpenSSL", "used by", report.openssl))
+    if gates := tuple(gates):
+        tables.append(_table("Gates of breakers", "gives", gates))
     return Group(*tables)
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-from dataclasses import asdict, dataclass, field
-from enum import Enum
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from otel_bridge.findings import Finding, Verdict
 from otel_bridge.kernel import bcc, openssl, privileges
 from otel_bridge.kernel.backend import BTF
 from otel_bridge.kernel.backend import choose as choose_backend
@@ -35,35 +35,6 @@ MINIMUM_KERNEL = (5, 12)
 """Compare-and-exchange in programs; task storage and the current task in tracing programs came before."""
 
 _INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # include/linux/proc_ns.h: PROC_PID_INIT_INO
-
-
-class Verdict(Enum):
-    """How it stands with one thing."""
-
-    OK = "ok"
-    PARTIAL = "partial"
-    MISSING = "missing"
-    OPTIONAL = "optional"  # missing, and only some things want it
-    OFF = "off"  # by configuration
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One line of the report.
-
-    Attributes:
-        subject: what was looked at.
-        verdict: how it stands.
-        found: what there is.
-        needed: what there should be, and what for.
-        mend: the command that mends it; empty when nothing needs mending.
-    """
-
-    subject: str
-    verdict: Verdict
-    found: str
-    needed: str
-    mend: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,15 +105,11 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         """The report for `--json`."""
-
-        def plain(finding: Finding) -> dict[str, str]:
-            return {**asdict(finding), "verdict": finding.verdict.value}
-
         return {
             "ready": self.ready,
-            "machine": [plain(finding) for finding in self.machine],
-            "probes": [plain(finding) for finding in self.probes],
-            "openssl": [plain(finding) for finding in self.openssl],
+            "machine": [finding.as_dict() for finding in self.machine],
+            "probes": [finding.as_dict() for finding in self.probes],
+            "openssl": [finding.as_dict() for finding in self.openssl],
         }
 
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
+import platform
 import signal
 import subprocess
 import sys
 import time
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from otel_bridge import catalog
@@ -17,7 +21,10 @@ from otel_bridge.breakers import State
 from otel_bridge.contracts import SystemClock
 from otel_bridge.control.actions.config import ActionsConfig
 from otel_bridge.control.gate.keeper import Keeper
+from otel_bridge.libbpf.core_object import Object
+from otel_bridge.libbpf.library import Library
 from otel_bridge.telemetry import Telemetry
+from tests.support.cgroups import MIB, MemoryCgroup, MissingControllerError
 from tests.support.gates import change, own_bpffs, service
 from tests.support.kernel import eventually
 from tests.support.processes import needs_command
@@ -36,6 +43,87 @@ def pins():
         pin.rmdir() if pin.is_dir() else pin.unlink()
     if place.exists():
         place.rmdir()
+
+
+@pytest.fixture
+def cgroup():
+    """A control group (version 2) of the test's own."""
+    try:
+        mount = next(
+            Path(line.split()[4])
+            for line in Path("/proc/self/mountinfo").read_text().splitlines()
+            if " - cgroup2 " in line
+        )
+    except StopIteration:
+        pytest.skip("needs cgroup v2: mount -t cgroup2 cgroup2 /sys/fs/cgroup/unified")
+    group = mount / f"otel-bridge-test-{os.getpid()}"
+    group.mkdir()
+    yield group
+    eventually("its processes are gone", lambda: not (group / "cgroup.procs").read_text())
+    group.rmdir()
+
+
+@pytest.fixture
+def run_out_of_memory():
+    """Has processes in a service's namespace killed for want of memory, one after the other."""
+    try:
+        group = MemoryCgroup(f"otel-bridge-gate-{os.getpid()}", 32 * MIB)
+    except MissingControllerError as error:
+        pytest.skip(str(error))
+
+    def run(guarded, times):
+        enter = ["nsenter", f"--net=/proc/{guarded.pid}/ns/net", sys.executable, "-c"]
+        for _ in range(times):
+            filler = subprocess.Popen([*enter, "input(); bytearray(1 << 28)"], stdin=subprocess.PIPE)
+            group.add(filler.pid)
+            filler.communicate(b"\n")
+            assert filler.returncode == -signal.SIGKILL
+
+    yield run
+    group.remove()
+
+
+@pytest.fixture
+def steering(tmp_path):
+    """Attaches a program to a service's namespace that gives each connection to the service's socket."""
+    clang = needs_command("clang", "clang")
+    path = tmp_path / "steering.bpf.o"
+    multiarch = f"/usr/include/{platform.machine()}-linux-gnu"
+    flags = ["-g", "-O2", "-target", "bpf", "-isystem", multiarch]
+    subprocess.run([clang, *flags, "-c", Path(__file__).with_name("steering.bpf.c"), "-o", path], check=True)
+    library = Library()
+    loaded = Object(library, path)
+    loaded.load()
+    opened = []
+
+    def attach(guarded):
+        namespace = os.open(f"/proc/{guarded.pid}/ns/net", os.O_RDONLY)
+        opened.append(namespace)
+        opened.append(listener := listener_of(guarded.pid))
+        loaded.map("listeners", np.dtype("<u4"), np.dtype("<u8")).set(0, listener)
+        opened.append(
+            library.call("attach", library.bpf_link_create, loaded.program_fd("steer"), namespace, 36, None)
+        )
+
+    yield attach
+    for fd in opened:
+        os.close(fd)
+    loaded.close()
+
+
+def listener_of(pid):
+    """A copy of the first socket of another process."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    process = os.pidfd_open(pid)
+    number = next(
+        int(entry.name)
+        for entry in sorted(Path(f"/proc/{pid}/fd").iterdir(), key=lambda entry: int(entry.name))
+        if str(entry.readlink()).startswith("socket:")
+    )
+    fd = libc.syscall(438, process, number, 0)  # pidfd_getfd
+    os.close(process)
+    assert fd >= 0, os.strerror(ctypes.get_errno())
+    return fd
 
 
 class Bridge(Keeper):
@@ -81,16 +169,16 @@ async def bridge(pins, **gate):
 
 
 @contextmanager
-def dying_bridge(pins, pid, port, seconds):
-    """A bridge in a process of its own, shut for some seconds, that ends by SIGKILL with the block."""
+def dying_bridge(pins, turn="OPEN", **gate):
+    """A bridge in a process of its own, its breaker turned, that ends by SIGKILL with the block."""
     code = f"""
 import asyncio, sys
 from tests.kernel.test_gate import Bridge, State
 async def main():
-    keeper = Bridge({str(pins)!r}, pid={pid}, ports=[{port}], lease={seconds})
+    keeper = Bridge({str(pins)!r}, **{gate!r})
     await keeper.start()
     keeper.settle()
-    keeper.turn(State.OPEN)
+    keeper.turn(State.{turn})
     print("shut", file=sys.stderr, flush=True)
     await asyncio.Event().wait()
 asyncio.run(main())
@@ -163,7 +251,7 @@ async def test_half_open_at_its_ends(pins, share, result):
 async def test_a_dead_bridge_leaves_no_gate_shut(pins):
     """After SIGKILL the kernel itself ends the lease."""
     with service() as guarded:
-        with dying_bridge(pins, guarded.pid, guarded.port, seconds=4.0):
+        with dying_bridge(pins, pid=guarded.pid, lease=4.0):
             assert guarded.knock(PRIME) == {"refused": PRIME}
             await asyncio.sleep(5)
             assert guarded.knock() == {"refused": 1}, "the lease is renewed while the bridge lives"
@@ -174,7 +262,7 @@ async def test_a_dead_bridge_leaves_no_gate_shut(pins):
 async def test_a_restart_takes_the_gate_over(pins):
     """Shut all the while, with one program; the new bridge's breakers then decide."""
     with service() as guarded:
-        with dying_bridge(pins, guarded.pid, guarded.port, seconds=60.0):
+        with dying_bridge(pins, pid=guarded.pid, ports=[guarded.port]):
             pass
         assert guarded.knock(PRIME) == {"refused": PRIME}
         keeper = Bridge(pins, pid=guarded.pid, ports=[guarded.port])
@@ -236,7 +324,7 @@ async def test_a_namespace_that_is_gone(pins):
 async def test_pins_of_a_dead_bridge_and_a_dead_namespace_are_taken_out(pins):
     """By whichever bridge comes next."""
     with service() as guarded:
-        with dying_bridge(pins, guarded.pid, guarded.port, seconds=60.0):
+        with dying_bridge(pins, pid=guarded.pid):
             pass
         assert list(pins.glob("netns-*"))
     with service() as other:
@@ -264,14 +352,94 @@ async def test_a_service_that_comes_later_is_found_by_its_name_and_by_its_port(p
             assert later.knock(PRIME) == {"refused": PRIME}
 
 
-async def test_another_program_is_there_already(pins):
-    """One that gives connections to sockets goes before ours: said at once, and counted."""
+async def test_another_gate_is_there_already(pins):
+    """Such as that of a bridge without pins: the stricter of the two counts."""
     with service() as guarded:
         async with bridge(None, pid=guarded.pid), bridge(pins, pid=guarded.pid) as keeper:
             (attached,) = keeper._attached.values()
             assert attached.others == 1
             keeper.turn(State.OPEN)
             assert guarded.knock(PRIME) == {"refused": PRIME}
+
+
+async def test_another_program_that_steers_connections_goes_first(pins, steering, capfd):
+    """As the kernel has it: what that one gives to a socket comes in. It is said, and counted."""
+    with service() as guarded:
+        steering(guarded)
+        assert guarded.knock(PRIME) == {"admitted": PRIME}
+        async with bridge(pins, pid=guarded.pid) as keeper:
+            keeper.turn(State.OPEN)
+            assert guarded.knock(PRIME) == {"admitted": PRIME}
+        assert keeper.connections("overruled") == PRIME
+        assert "other programs steer connections" in capfd.readouterr().out
+
+
+async def test_by_control_group(pins, cgroup):
+    """Nothing is answered; streams go on, other services are let alone."""
+    with service(patience=0.3, cgroup=cgroup) as guarded, service() as other:
+        guarded.keep()
+        async with bridge(pins, pid=guarded.pid, mechanism="cgroup") as keeper:
+            assert guarded.knock(PRIME) == {"admitted": PRIME}
+            keeper.turn(State.OPEN)
+            assert guarded.knock(3) == {"silence": 3}
+            assert other.knock(3) == {"admitted": 3}
+            assert guarded.goes_on()
+            keeper.turn(State.CLOSED)
+            assert guarded.knock(PRIME) == {"admitted": PRIME}
+        assert keeper.connections("refused") >= 3, "one that is asked again is counted again"
+
+
+async def test_a_service_without_a_control_group_of_its_own(pins):
+    """The root is everybody's: nothing is attached there."""
+    with service() as guarded:
+        async with bridge(pins, pid=guarded.pid, mechanism="cgroup") as keeper:
+            with pytest.raises(OSError, match="no control group"):
+                keeper.turn(State.OPEN)
+            assert guarded.knock() == {"admitted": 1}
+        assert not list(pins.glob("netns-*"))
+
+
+KILLS = {"kills": 3, "window": 60, "open_time": 600, "target": "llama"}
+
+
+async def test_the_kernel_trips_after_oom_kills(pins, run_out_of_memory):
+    """So many within the window; the breaker is told. Kills elsewhere do not count."""
+    with service() as guarded, service() as other:
+        async with bridge(pins, pid=guarded.pid, kills=KILLS) as keeper:
+            # Stands for the board, which shuts the gate when it is told.
+            keeper._on_kills = lambda target, reason: (
+                keeper.told.append((target, reason)),
+                keeper.turn(State.OPEN),
+            )
+            run_out_of_memory(other, 3)
+            run_out_of_memory(guarded, 2)
+            assert guarded.knock() == {"admitted": 1}
+            run_out_of_memory(guarded, 1)
+            assert guarded.knock() == {"refused": 1}
+            await asyncio.to_thread(eventually, "the breaker is told", lambda: keeper.told)
+            assert guarded.knock() == {"refused": 1}
+        assert keeper.told == [("llama", "3 OOM kills within 60 s; the kernel shut gate llama")]
+
+
+async def test_a_breaker_that_does_not_follow_opens_the_gate_again(pins, run_out_of_memory):
+    """As one that an operator has disabled."""
+    with service() as guarded:
+        async with bridge(pins, pid=guarded.pid, kills=KILLS | {"kills": 1}) as keeper:
+            run_out_of_memory(guarded, 1)
+            await asyncio.to_thread(eventually, "the breaker is told", lambda: keeper.told)
+            eventually("it is open again", lambda: guarded.knock() == {"admitted": 1})
+
+
+async def test_the_kernel_trips_without_the_bridge(pins, run_out_of_memory):
+    """The program outlives the bridge, and its trip has an end of its own."""
+    kills = KILLS | {"kills": 2, "open_time": 3}
+    with service() as guarded:
+        with dying_bridge(pins, turn="CLOSED", pid=guarded.pid, kills=kills):
+            pass
+        assert guarded.knock() == {"admitted": 1}
+        run_out_of_memory(guarded, 2)
+        assert guarded.knock() == {"refused": 1}
+        eventually("the trip has ended", lambda: guarded.knock() == {"admitted": 1})
 
 
 async def test_without_pins_the_gate_ends_with_the_bridge():

@@ -33,9 +33,10 @@ sys.stdin.read()
 CLIENT = """
 import json, socket, sys
 kept = []
+patience = float(sys.argv[1])
 def knock(port):
     try:
-        with socket.create_connection(("127.0.0.1", port), timeout=10):
+        with socket.create_connection(("127.0.0.1", port), timeout=patience):
             return "admitted"
     except ConnectionRefusedError:
         return "refused"
@@ -57,14 +58,23 @@ for line in sys.stdin:
 
 
 class Service:
-    """A server with some ports in a namespace of its own, and a client beside it."""
+    """A server with some ports in a namespace of its own, and a client beside it.
 
-    def __init__(self, ports: int = 1) -> None:
-        self.server = self._start(["unshare", "-n", "sh", "-c", 'ip link set lo up; exec "$@"', "sh"], ports)
+    Args:
+        ports: how many.
+        patience: seconds that the client waits for an answer.
+        cgroup: the server's control group, a directory.
+    """
+
+    def __init__(self, ports: int = 1, patience: float = 10.0, cgroup: Path | None = None) -> None:
+        enter = f"echo $$ > {cgroup}/cgroup.procs; " if cgroup else ""
+        self.server = self._start(
+            ["unshare", "-n", "sh", "-c", f'{enter}ip link set lo up; exec "$@"', "sh"], str(ports)
+        )
         assert self.server.stdout is not None
         self.ports: list[int] = json.loads(self.server.stdout.readline())
         self.pid = self.server.pid
-        self.client = self._start(["nsenter", f"--net=/proc/{self.pid}/ns/net"], 0, CLIENT)
+        self.client = self._start(["nsenter", f"--net=/proc/{self.pid}/ns/net"], str(patience), CLIENT)
 
     @property
     def inode(self) -> int:
@@ -77,9 +87,9 @@ class Service:
         return self.ports[0]
 
     @staticmethod
-    def _start(prefix: list[str], ports: int, program: str = SERVICE) -> subprocess.Popen[str]:
+    def _start(prefix: list[str], argument: str, program: str = SERVICE) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [*prefix, sys.executable, "-c", program, str(ports)],
+            [*prefix, sys.executable, "-c", program, argument],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -116,9 +126,9 @@ class Service:
 
 
 @contextmanager
-def service(ports: int = 1) -> Iterator[Service]:
+def service(ports: int = 1, **options: Any) -> Iterator[Service]:
     """A service for the time of a block."""
-    found = Service(ports)
+    found = Service(ports, **options)
     try:
         yield found
     finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -98,14 +97,17 @@ def cgroup_of(pid: int, proc: Path = PROC) -> Path | None:
     """The directory of a process's control group (version 2); None in the root, which is everybody's."""
     for line in (proc / str(pid) / "cgroup").read_text().splitlines():
         number, _, name = line.split(":", 2)
-        if number == "0" and name != "/" and (mount := _cgroup_mount(proc)) is not None:
+        if number == "0" and name != "/" and (mount := next(iter(mounts("cgroup2", proc)), None)):
             return mount / name.lstrip("/")
     return None
 
 
-def _cgroup_mount(proc: Path) -> Path | None:
+def mounts(kind: str, proc: Path = PROC) -> list[Path]:
+    """Where file systems of a kind are mounted."""
+    found = []
     for line in (proc / "self" / "mountinfo").read_text().splitlines():
         fields, _, rest = line.partition(" - ")
-        if rest.split()[0] == "cgroup2":
-            return Path(os.fsdecode(fields.split()[4].encode().decode("unicode_escape")))
-    return None
+        if rest.split()[0] == kind:
+            # A blank in a path stands as \040.
+            found.append(Path(fields.split()[4].encode().decode("unicode_escape")))
+    return found

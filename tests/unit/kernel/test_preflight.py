@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from otel_bridge.findings import Verdict
 from otel_bridge.kernel.bcc import Headers
 from otel_bridge.kernel.config import KernelConfig
 from otel_bridge.kernel.doctor import render
 from otel_bridge.kernel.openssl import Coverage, OpensslFile
-from otel_bridge.kernel.preflight import Machine, Verdict, judge, survey
+from otel_bridge.kernel.preflight import Machine, judge, survey
 from otel_bridge.kernel.privileges import Capability
 from otel_bridge.kernel.probes import PROBES
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from otel_bridge.control.gate import records as gate
 from otel_bridge.events import COMMON
 from otel_bridge.kernel import records
 from otel_bridge.model import KernelEventKind, Match
@@ -40,6 +41,8 @@ STRUCTURES = {
     "user_event": records.USER_EVENT,
     "user_field": records.USER_FIELD,
     "user_probe": records.USER_PROBE,
+    "gate_slot": gate.SLOT,
+    "gate_config": gate.CONFIG,
 }
 ENUMS = {
     "counter": (records.Counter, "COUNTER_"),

@@ -1,0 +1,92 @@
+"""Services are found in a procfs of the test's own."""
+
+from __future__ import annotations
+
+import pytest
+
+from otel_bridge.control.gate.config import GateConfig
+from otel_bridge.control.gate.namespaces import cgroup_of, find
+
+HEADER = "  sl  local_address rem_address   st tx_queue rx_queue\n"
+
+
+class Proc:
+    """Processes; each namespace is a file that links share."""
+
+    def __init__(self, root):
+        self.root = root
+        (root / "namespaces").mkdir()
+        (root / "uptime").write_text("1 1")
+        (root / "self").mkdir()
+        (root / "self" / "mountinfo").write_text(
+            "30 1 0:26 / /sys/fs/cgroup\\040x rw - cgroup2 cgroup2 rw\n31 1 0:27 / /proc rw - proc proc rw\n"
+        )
+
+    def add(self, pid, namespace, *, command=("sleep",), tcp="", tcp6=None, cgroup="0::/\n"):
+        """One process; gives its namespace's inode."""
+        process = self.root / str(pid)
+        (process / "ns").mkdir(parents=True)
+        (process / "net").mkdir()
+        place = self.root / "namespaces" / namespace
+        place.touch()
+        (process / "ns" / "net").hardlink_to(place)
+        (process / "comm").write_text(command[0].rpartition("/")[2][:15] + "\n")
+        (process / "cmdline").write_text("".join(f"{word}\0" for word in command))
+        (process / "net" / "tcp").write_text(HEADER + tcp)
+        if tcp6 is not None:
+            (process / "net" / "tcp6").write_text(HEADER + tcp6)
+        (process / "cgroup").write_text(cgroup)
+        return place.stat().st_ino
+
+    def find(self, **config):
+        """The inodes of a service's namespaces."""
+        return set(find(GateConfig.model_validate({"targets": ["*"]} | config), self.root))
+
+
+@pytest.fixture
+def proc(tmp_path):
+    """An empty one."""
+    return Proc(tmp_path)
+
+
+def test_by_name_or_command_line(proc):
+    """In every namespace, once."""
+    first = proc.add(10, "first", command=("/usr/bin/llama-server", "-m", "x.gguf"))
+    proc.add(11, "first", command=("/usr/bin/llama-server",))
+    second = proc.add(12, "second", command=("python3", "-m", "vllm.entrypoints.openai.api_server"))
+    proc.add(13, "third", command=("bash",))
+    proc.add(14, "kernel", command=("",))
+    assert proc.find(process="llama-server") == {first}
+    assert proc.find(process="*vllm*") == {second}
+    assert proc.find(process="nobody") == set()
+
+
+def test_by_number_and_by_path(proc):
+    """A number that is gone finds nothing."""
+    inode = proc.add(10, "first")
+    assert proc.find(pid=10) == {inode}
+    assert proc.find(pid=11) == set()
+    assert proc.find(namespace=str(proc.root / "namespaces" / "first")) == {inode}
+    assert proc.find(namespace="/nowhere/at/all") == set()
+
+
+def test_by_port(proc):
+    """Only where somebody listens, over IPv4 or IPv6; with IPv6 absent as well."""
+    listening = "   0: 0100007F:1F90 00000000:0000 0A 0 0\n"
+    connected = "   0: 0100007F:1F90 0100007F:A000 01 0 0\n"
+    six = "   0: 00000000000000000000000000000000:1F91 00000000000000000000000000000000:0000 0A 0 0\n"
+    first = proc.add(10, "first", tcp=listening)
+    proc.add(11, "second", tcp=connected, tcp6="")
+    third = proc.add(12, "third", tcp6=six)
+    assert proc.find(ports=[8080]) == {first}
+    assert proc.find(ports=[8081]) == {third}
+    assert proc.find(ports=[8080, 8081]) == {first, third}
+    assert proc.find(ports=[9]) == set()
+
+
+def test_the_control_group(proc):
+    """Version 2's; the root is nobody's own."""
+    proc.add(10, "first", cgroup="4:memory:/x\n0::/system.slice/llama.service\n")
+    proc.add(11, "first", cgroup="4:memory:/x\n0::/\n")
+    assert str(cgroup_of(10, proc.root)) == "/sys/fs/cgroup x/system.slice/llama.service"
+    assert cgroup_of(11, proc.root) is None
