@@ -20,6 +20,7 @@ PARTS = (
     "spanmetrics",
     "join",
     "decision_api",
+    "breaker",
     "rules",
 )
 """Benches of single parts; each is a program of its own and keeps its own figures."""
