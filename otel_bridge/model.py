@@ -94,6 +94,10 @@ class KernelEventKind(IntEnum):
     PROCESS_EXEC = 60
     PROCESS_EXIT = 61
     PROCESS_FORK = 62
+    CUDA_ALLOC = 70
+    CUDA_COPY = 71
+    CUDA_LAUNCH_GAP = 72
+    CUDA_SUM = 73
 
 
 class Match(IntEnum):

@@ -27,6 +27,10 @@ enum event_kind {
 	EVENT_PROCESS_EXEC = 60,
 	EVENT_PROCESS_EXIT = 61,
 	EVENT_PROCESS_FORK = 62,
+	EVENT_CUDA_ALLOC = 70,
+	EVENT_CUDA_COPY = 71,
+	EVENT_CUDA_LAUNCH_GAP = 72,
+	EVENT_CUDA_SUM = 73,
 };
 
 /* How the span of an event was found; a guess is never presented as a fact. */

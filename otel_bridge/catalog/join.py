@@ -115,3 +115,33 @@ KERNEL_TLS_HANDSHAKE_TIME = Attribute("kernel.tls.handshake.time", "int", "ns", 
 KERNEL_TLS_VERSION = Attribute("tls.protocol.version", "string", "", "TLS version agreed on.")
 KERNEL_TLS_FD = Attribute("kernel.tls.fd", "int", "", "File descriptor of the connection; absent when none.")
 KERNEL_TLS_CALLS = Attribute("kernel.tls.calls", "int", "{call}", "Calls that the handshake took.")
+KERNEL_CUDA_EVENTS = Attribute(
+    "kernel.cuda.events", "int", "{call}", "CUDA calls that failed or were slower than their threshold."
+)
+KERNEL_CUDA_OUT_OF_MEMORY = Attribute(
+    "kernel.cuda.out_of_memory", "int", "{error}", "Allocations that failed for want of GPU memory."
+)
+KERNEL_CUDA_SIZE = Attribute("kernel.cuda.size", "int", "By", "Bytes asked for, or copied.")
+KERNEL_CUDA_OPERATION = Attribute(
+    "kernel.cuda.operation",
+    "string",
+    "",
+    "What was asked for: device, pool, managed, host or virtual memory, free, copy.",
+)
+KERNEL_CUDA_LAUNCH_GAPS = Attribute(
+    "kernel.cuda.launch_gaps", "int", "{gap}", "Gaps between two kernel launches longer than the threshold."
+)
+KERNEL_CUDA_LAUNCH_GAP_MAX = Attribute("kernel.cuda.launch_gap.max", "int", "ns", "The longest such gap.")
+KERNEL_CUDA_ALLOCS = Attribute("kernel.cuda.allocs", "int", "{allocation}", "Allocations asked of CUDA.")
+KERNEL_CUDA_ALLOC_BYTES = Attribute(
+    "kernel.cuda.alloc.bytes", "int", "By", "Bytes of the allocations that succeeded."
+)
+KERNEL_CUDA_ALLOC_TIME = Attribute("kernel.cuda.alloc.time", "int", "ns", "Time in allocations.")
+KERNEL_CUDA_ALLOC_MAX = Attribute("kernel.cuda.alloc.max", "int", "ns", "The longest allocation.")
+KERNEL_CUDA_FREES = Attribute("kernel.cuda.frees", "int", "{free}", "Allocations given back.")
+KERNEL_CUDA_COPIES = Attribute("kernel.cuda.copies", "int", "{copy}", "Memory copies asked of CUDA.")
+KERNEL_CUDA_COPY_BYTES = Attribute("kernel.cuda.copy.bytes", "int", "By", "Bytes copied.")
+KERNEL_CUDA_COPY_TIME = Attribute(
+    "kernel.cuda.copy.time", "int", "ns", "Time in the calls; a copy of a stream goes on after its call."
+)
+KERNEL_CUDA_FAILURES = Attribute("kernel.cuda.failures", "int", "{error}", "CUDA calls that failed.")

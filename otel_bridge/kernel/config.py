@@ -94,6 +94,25 @@ class MemoryConfig(ProbeConfig):
     )
 
 
+class CudaConfig(ProbeConfig):
+    """What programs ask of CUDA."""
+
+    alloc_threshold: Duration = Field(
+        0.001,
+        description="An allocation this slow is an event, one that fails always is; others are summed per "
+        "span.",
+    )
+    copy_threshold: Duration = Field(0.01, description="The same for copies, as far as their call waits.")
+    launch_gap: Duration = Field(
+        0.05, description="Longer than this between two kernel launches of a thread for one span is an event."
+    )
+    launches: bool = Field(
+        True,
+        description="Whether launches are looked at. Each pays for a breakpoint: a microsecond or more; off "
+        "for engines that launch tens of thousands of kernels a second without CUDA graphs.",
+    )
+
+
 ValueType = Literal["i8", "u8", "i16", "u16", "i32", "u32", "i64", "u64", "bool"]
 FieldName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=40)]
 
@@ -178,6 +197,7 @@ class ProbesConfig(_Model):
     block: BlockConfig = BlockConfig()
     memory: MemoryConfig = MemoryConfig()
     tls: ProbeConfig = ProbeConfig()
+    cuda: CudaConfig = CudaConfig()
     user: UserConfig = UserConfig()
     requests: SwitchConfig = Field(
         SwitchConfig(),

@@ -23,7 +23,7 @@ from otel_bridge.kernel.loaded_elf import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterable, Iterator
     from types import TracebackType
 
     from numpy.typing import NDArray
@@ -83,6 +83,11 @@ class SymbolTable:
     def defines(self, name: bytes) -> bool:
         """Whether a function of this name is in the file itself, not asked of another one."""
         return self.find(name) is not None
+
+    def defined(self, names: Iterable[bytes]) -> set[bytes]:
+        """Those of some names that are functions in the file itself."""
+        functions = self.functions()
+        return {name for name in names if np.isin(functions["name"], list(self._places(name))).any()}
 
     def find(self, name: bytes) -> np.void | None:
         """The function of this name that is in the file itself; None when there is none."""
@@ -220,6 +225,13 @@ class ElfFile:
     def defines(self, function: bytes) -> bool:
         """Whether the file has a function of this name that a probe can be put on."""
         return any(table.defines(function) for table in self.tables())
+
+    def defined(self, functions: Collection[bytes]) -> set[bytes]:
+        """Those of some functions that the file has."""
+        found: set[bytes] = set()
+        for table in self.tables():
+            found |= table.defined(set(functions) - found)
+        return found
 
     def contains(self, text: bytes) -> bool:
         """Whether the constants of the program hold some bytes."""

@@ -303,7 +303,8 @@ class KernelMonitor:
             places = self._configure_functions(config.probes.user).places()
             return [FunctionPlace(uprobes, library, "", attach) for library, uprobes in places]
         if probe.library:
-            return [FunctionPlace(probe.uprobes, probe.library, probe.function, attach)]
+            uprobes = tuple(one for one in probe.uprobes if probe.wanted_uprobe(one, config.probes))
+            return [FunctionPlace(uprobes, probe.library, probe.function, attach)]
         return []
 
     def _configure_functions(self, config: UserConfig) -> user.Functions:

@@ -44,8 +44,22 @@ class FunctionPlace:
     def attach(self, file: MappedFile) -> Callable[[], None] | None:
         """See `discovery.Place`."""
         if self._library.fullmatch(file.name) or (self._function and defines(file, self._function)):
-            return self._attach(self._uprobes, file)
+            uprobes = self._there(file)
+            return self._attach(uprobes, file) if uprobes else None
         return None
+
+    def _there(self, file: MappedFile) -> tuple[Uprobe, ...]:
+        """Without the functions that a file need not have, and has not.
+
+        Told by its own symbols: libbpf 1.1 takes those that a file asks of another one for its own.
+        """
+        optional = {one.symbol.encode() for one in self._uprobes if one.symbol and not one.required}
+        try:
+            with ElfFile(file.open_path) as elf:
+                missing = optional - elf.defined(optional)
+        except (OSError, ElfError):
+            return self._uprobes  # whoever attaches says what is wrong with it
+        return tuple(one for one in self._uprobes if one.symbol.encode() not in missing)
 
 
 def defines(file: MappedFile, function: bytes) -> bool:

@@ -132,6 +132,18 @@ PROCESS_EVENT = _event(
 )
 """struct process_event (bpf/process.h); handed over as `events.PROCESS` instead."""
 
+CUDA_EVENT = _event(
+    ("size", "<u8"),
+    ("operation", "u1"),  # CudaOperation
+    ("_pad", "u1", (7,)),
+)
+"""struct cuda_event (bpf/cuda.h); `error` is a CUresult or cudaError_t."""
+
+CUDA_CONFIG: Dtype = np.dtype(
+    [("alloc_threshold_ns", "<u8"), ("copy_threshold_ns", "<u8"), ("launch_gap_ns", "<u8")]
+)
+"""struct cuda_config (bpf/cuda.h)."""
+
 USER_FIELDS = 6
 USER_RESULT = 0xFF
 
@@ -221,6 +233,23 @@ MEMORY_SUM_VALUE: Dtype = np.dtype(
 )
 """struct memory_sum (bpf/memory.h)."""
 
+CUDA_SUM_VALUE: Dtype = np.dtype(
+    [
+        ("first", "<u8"),
+        ("last", "<u8"),
+        ("alloc_bytes", "<u8"),
+        ("alloc_ns", "<u8"),
+        ("alloc_max_ns", "<u8"),
+        ("copy_bytes", "<u8"),
+        ("copy_ns", "<u8"),
+        ("allocs", "<u4"),
+        ("frees", "<u4"),
+        ("copies", "<u4"),
+        ("failures", "<u4"),
+    ]
+)
+"""struct cuda_sum (bpf/cuda.h)."""
+
 _KEPT_APART = {"trace_id", "span_id", "last", "tgid", "match", "trace_flags", "_pad"}
 
 
@@ -251,6 +280,19 @@ class BlockOperation(IntEnum):
     READ = 0
     WRITE = 1
     OTHER = 2
+
+
+class CudaOperation(IntEnum):
+    """`enum cuda_operation` (bpf/cuda.h)."""
+
+    DEVICE = 0
+    POOL = 1
+    MANAGED = 2
+    HOST = 3
+    VIRTUAL = 4
+    FREE = 5
+    COPY = 6
+    LAUNCH = 7
 
 
 class TlsRole(IntEnum):

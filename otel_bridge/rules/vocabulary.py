@@ -65,7 +65,19 @@ _TCP = {
 }
 _DEVICE = {"major": Field("{device}", bounded=True), "minor": Field("{device}", bounded=True)}
 _MEMORY = {"reclaimed_pages": Field("{page}"), "comm": Field(type="text", bounded=True)}
-_CUDA = {"size": Field("By"), "error": Field("{error}", names=_CUDA_ERRORS, bounded=True)}
+_CUDA = {
+    "size": Field("By"),
+    "error": Field("{error}", names=_CUDA_ERRORS, bounded=True),
+    "operation": Field(
+        names={
+            name: (number,)
+            for number, name in enumerate(
+                ("device", "pool", "managed", "host", "virtual", "free", "copy", "launch")
+            )
+        },
+        bounded=True,
+    ),
+}
 
 EVENTS: dict[str, dict[str, Field]] = {
     name: _COMMON | own
@@ -114,6 +126,17 @@ EVENTS: dict[str, dict[str, Field]] = {
         "cuda_alloc": _CUDA,
         "cuda_launch_gap": _CUDA,
         "cuda_copy": _CUDA,
+        "cuda_sum": {
+            "allocs": Field("{allocation}"),
+            "alloc_bytes": Field("By"),
+            "alloc_ns": Field("ns"),
+            "alloc_max_ns": Field("ns"),
+            "frees": Field("{free}"),
+            "copies": Field("{copy}"),
+            "copy_bytes": Field("By"),
+            "copy_ns": Field("ns"),
+            "failures": Field("{error}"),
+        },
     }.items()
 }
 """Fields by kind of event: the kinds of `KernelEventKind`, and names of probes that watch functions."""

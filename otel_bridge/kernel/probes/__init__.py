@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from otel_bridge.kernel.probes import block, memory, process, requests, sched, socket, tcp, tls, user
+from otel_bridge.kernel.probes import block, cuda, memory, process, requests, sched, socket, tcp, tls, user
 
 if TYPE_CHECKING:
     from otel_bridge.kernel.config import ProbesConfig
@@ -20,6 +20,7 @@ PROBES = (
     block.PROBE,
     memory.PROBE,
     tls.PROBE,
+    cuda.PROBE,
     user.PROBE,
 )
 

@@ -84,6 +84,10 @@ def _always(_: ProbesConfig) -> SwitchConfig | None:
     return None
 
 
+def _any_uprobe(_: Uprobe, __: ProbesConfig) -> bool:
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class Probe:
     """One object file: loaded, read and swapped as a whole.
@@ -100,6 +104,7 @@ class Probe:
         sums: its table of sums per span.
         config_of: its part of the configuration; None for the probes that others stand on.
         serves: the probes that this one is loaded for; empty when it is for itself, or for all.
+        wanted_uprobe: whether a configuration asks for one of its uprobes.
         constants: the value of its `.rodata.config`.
         needs_libbpf: why the BCC back end cannot load it; empty when it can.
     """
@@ -114,6 +119,7 @@ class Probe:
     kinds: frozenset[KernelEventKind] = frozenset()
     sums: Sums | None = None
     config_of: Callable[[ProbesConfig], SwitchConfig | None] = _always
+    wanted_uprobe: Callable[[Uprobe, ProbesConfig], bool] = _any_uprobe
     constants: Callable[[ProbesConfig], NDArray[Any] | None] = _no_constants
     serves: frozenset[str] = frozenset()
     needs_libbpf: str = ""

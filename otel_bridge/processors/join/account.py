@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _FOLDS = {summary.attribute.key: summary.fold for shape in SHAPES.values() for summary in shape.summaries}
 SUMMARIES = (
     *{s.attribute.key: s.attribute for shape in SHAPES.values() for s in shape.summaries}.values(),
+    catalog.KERNEL_CUDA_OUT_OF_MEMORY,
     catalog.KERNEL_USER_EVENTS,
     catalog.KERNEL_EVENTS_DROPPED,
 )

@@ -67,6 +67,15 @@ _TCP = {
     "smoothed_rtt_us": catalog.KERNEL_TCP_SMOOTHED_RTT,
 }
 _RECLAIM = {"reclaimed_pages": catalog.KERNEL_MEMORY_RECLAIMED_PAGES}
+_CUDA = {
+    "size": catalog.KERNEL_CUDA_SIZE,
+    "operation": catalog.KERNEL_CUDA_OPERATION,
+}
+_CUDA_EVENTS = Summary(catalog.KERNEL_CUDA_EVENTS, Fold.COUNT)
+_CUDA_OUT_OF_MEMORY = 2
+"""CUDA_ERROR_OUT_OF_MEMORY, cudaErrorMemoryAllocation."""
+_CUDA_OPERATIONS = ("device", "pool", "managed", "host", "virtual", "free", "copy", "launch")
+
 _COUNT, _SUM, _MAX = Fold.COUNT, Fold.SUM, Fold.MAX
 
 SHAPES: dict[int, Shape] = {
@@ -158,13 +167,47 @@ SHAPES: dict[int, Shape] = {
         },
         (Summary(catalog.KERNEL_TLS_HANDSHAKE_TIME, _SUM, "duration"),),
     ),
+    Kind.CUDA_ALLOC: Shape("kernel.cuda.alloc", _CUDA, (_CUDA_EVENTS,)),
+    Kind.CUDA_COPY: Shape("kernel.cuda.copy", _CUDA, (_CUDA_EVENTS,)),
+    Kind.CUDA_LAUNCH_GAP: Shape(
+        "kernel.cuda.launch_gap",
+        {},
+        (
+            Summary(catalog.KERNEL_CUDA_LAUNCH_GAPS, _COUNT),
+            Summary(catalog.KERNEL_CUDA_LAUNCH_GAP_MAX, _MAX, "duration"),
+        ),
+    ),
+    Kind.CUDA_SUM: Shape(
+        "",
+        {},
+        (
+            Summary(catalog.KERNEL_CUDA_ALLOCS, _SUM, "allocs"),
+            Summary(catalog.KERNEL_CUDA_ALLOC_BYTES, _SUM, "alloc_bytes"),
+            Summary(catalog.KERNEL_CUDA_ALLOC_TIME, _SUM, "alloc_ns"),
+            Summary(catalog.KERNEL_CUDA_ALLOC_MAX, _MAX, "alloc_max_ns"),
+            Summary(catalog.KERNEL_CUDA_FREES, _SUM, "frees"),
+            Summary(catalog.KERNEL_CUDA_COPIES, _SUM, "copies"),
+            Summary(catalog.KERNEL_CUDA_COPY_BYTES, _SUM, "copy_bytes"),
+            Summary(catalog.KERNEL_CUDA_COPY_TIME, _SUM, "copy_ns"),
+            Summary(catalog.KERNEL_CUDA_FAILURES, _SUM, "failures"),
+        ),
+    ),
 }
 """Kinds that are not here (process starts and ends) concern no span."""
+
+OUT_OF_MEMORY = Shape(
+    "kernel.cuda.out_of_memory",
+    _CUDA,
+    (_CUDA_EVENTS, Summary(catalog.KERNEL_CUDA_OUT_OF_MEMORY, _COUNT)),
+)
+"""An allocation that failed for want of GPU memory: what somebody looks for by name."""
 
 
 def shape_of(record: np.void, probe: str) -> Shape | None:
     """How an event is shown; a user probe's has the fields that its configuration gave it."""
     kind = int(record["kind"])
+    if kind == Kind.CUDA_ALLOC and record["error"] == _CUDA_OUT_OF_MEMORY:
+        return OUT_OF_MEMORY
     if kind != Kind.USER:
         return SHAPES.get(kind)
     own = [name for name in (record.dtype.names or ()) if name not in (COMMON.names or ()) and name[0] != "_"]
@@ -190,6 +233,8 @@ def shown(field: str, record: np.void) -> Scalar | None:
         return int(value) if np.issubdtype(value.dtype, np.integer) else None
     if field.endswith("address"):
         return _address(bytes(value))
+    if field == "operation":
+        return _CUDA_OPERATIONS[int(value)] if value < len(_CUDA_OPERATIONS) else None
     if field == "protocol":
         return _TRANSPORTS.get(int(value))
     if field == "version":

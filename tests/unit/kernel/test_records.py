@@ -37,6 +37,9 @@ STRUCTURES = {
     "memory_config": records.MEMORY_CONFIG,
     "memory_sum": records.MEMORY_SUM_VALUE,
     "tls_event": records.TLS_EVENT,
+    "cuda_event": records.CUDA_EVENT,
+    "cuda_config": records.CUDA_CONFIG,
+    "cuda_sum": records.CUDA_SUM_VALUE,
     "process_event": records.PROCESS_EVENT,
     "user_event": records.USER_EVENT,
     "user_field": records.USER_FIELD,
@@ -50,6 +53,7 @@ ENUMS = {
     "match": (Match, "MATCH_"),
     "block_operation": (records.BlockOperation, "BLOCK_"),
     "tls_role": (records.TlsRole, "TLS_ROLE_"),
+    "cuda_operation": (records.CudaOperation, "CUDA_"),
 }
 # What one side says with other words than the other.
 RENAMED = {"time_ns": "time", "duration_ns": "duration", "first_ns": "first", "last_ns": "last"}
