@@ -57,6 +57,7 @@ _BLANK_RANGES = (
 
 def is_blank(value: float) -> bool:
     """Whether DCGM means that it has no value."""
+    value = float(value)  # the parser keeps integers as they are
     return value != value or any(low <= value <= high for low, high in _BLANK_RANGES)  # noqa: PLR0124 (NaN)
 
 
