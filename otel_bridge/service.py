@@ -179,7 +179,7 @@ class Service:
                 log.warning("a changed setting takes effect only after a restart", part=part)
         if settings.connectors.derive.push != self.settings.connectors.derive.push:
             log.warning("a changed setting takes effect only after a restart", part="connectors.derive.push")
-        for part in ("max_alerts", "alertmanager", "grafana_annotations"):
+        for part in ("max_alerts", "shortest_alert", "alertmanager", "grafana_annotations"):
             if getattr(settings.rules, part) != getattr(self.settings.rules, part):
                 log.warning("a changed setting takes effect only after a restart", part=f"rules.{part}")
         self.settings = self.settings.model_copy(

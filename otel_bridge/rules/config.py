@@ -29,6 +29,11 @@ class RulesConfig(BaseModel):
     max_alerts: int = Field(
         2000, ge=1, description="Alerts shown and sent at once; further ones are counted only."
     )
+    shortest_alert: Duration = Field(
+        60.0,
+        description="An alert that ends earlier is shown and sent as firing for so long: Prometheus's next "
+        "scrape and evaluation see it too.",
+    )
     alertmanager: AlertmanagerConfig | None = Field(
         None, description="Alertmanagers that alerts are pushed to; null: none."
     )

@@ -15,7 +15,7 @@ import yaml
 from tests.support.processes import Process, free_port, needs_command
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
 
@@ -26,9 +26,16 @@ class Prometheus(Process):
         directory: for its data and configuration.
         ports: what is scraped on loopback, by job.
         rules: rule files.
+        alertmanagers: ports of those that are told of alerts.
     """
 
-    def __init__(self, directory: Path, ports: Mapping[str, int], rules: list[Path] | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        ports: Mapping[str, int],
+        rules: list[Path] | None = None,
+        alertmanagers: Sequence[int] = (),
+    ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         program = needs_command("prometheus", "prometheus")
         config = directory / "prometheus.yml"
@@ -37,9 +44,15 @@ class Prometheus(Process):
             for job, port in ports.items()
         ]
         times = {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"}
+        told = [{"targets": [f"127.0.0.1:{port}"]} for port in alertmanagers]
         config.write_text(
             yaml.safe_dump(
-                {"global": times, "rule_files": [str(one) for one in rules or []], "scrape_configs": jobs}
+                {
+                    "global": times,
+                    "rule_files": [str(one) for one in rules or []],
+                    "scrape_configs": jobs,
+                    "alerting": {"alertmanagers": [{"static_configs": told}] if told else []},
+                }
             )
         )
         self.port = free_port()
@@ -67,6 +80,16 @@ class Prometheus(Process):
                 return json.load(answer)["data"]
         except urllib.error.HTTPError as error:
             raise ValueError(json.load(error).get("error", str(error))) from None
+
+    def notifications(self) -> float:
+        """How many alerts it sent to Alertmanagers."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=30) as answer:
+            lines = answer.read().decode().splitlines()
+        return sum(
+            float(line.rpartition(" ")[2])
+            for line in lines
+            if line.startswith("prometheus_notifications_sent_total")
+        )
 
     def values(self, expr: str) -> list[float]:
         """What an expression is now, by series; without those that are no number."""

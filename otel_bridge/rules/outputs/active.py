@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 Labels = tuple[tuple[str, str], ...]
 """What identifies an alert: names as Prometheus allows them, no empty values, in order."""
 
-SHORTEST = 60.0
-"""Seconds that an alert is shown at least: one that ends at once would be over before a scrape sees it."""
 FORGET_AFTER = 900.0
 """Seconds for which an alert that ended is kept for those who could not be told yet; as Prometheus does."""
 
@@ -60,11 +58,14 @@ class ActiveAlerts(Collector):
 
     Args:
         limit: alerts kept at once; those beyond are not shown, and counted.
+        shortest: seconds that an alert is shown at least; one that ends at once would be over before a
+            scrape sees it.
     """
 
-    def __init__(self, telemetry: Telemetry, clock: Clock, limit: int) -> None:
+    def __init__(self, telemetry: Telemetry, clock: Clock, *, limit: int, shortest: float) -> None:
         self._clock = clock
         self._limit = limit
+        self._shortest = shortest
         self._lock = threading.Lock()
         self._alerts: dict[Labels, ActiveAlert] = {}
         self._listeners: list[Callable[[], None]] = []
@@ -129,7 +130,7 @@ class ActiveAlerts(Collector):
         if known is None or known.ended:
             return False
         now = self._clock.monotonic()
-        rest = max(0.0, known.shown_since + SHORTEST - now)
+        rest = max(0.0, known.shown_since + self._shortest - now)
         self._versions += 1
         self._alerts[labels] = replace(
             known,

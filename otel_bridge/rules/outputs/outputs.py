@@ -19,7 +19,7 @@ class Outputs:
     """A FiringSink, and a Component."""
 
     def __init__(self, config: RulesConfig, telemetry: Telemetry, clock: Clock) -> None:
-        self.alerts = ActiveAlerts(telemetry, clock, config.max_alerts)
+        self.alerts = ActiveAlerts(telemetry, clock, limit=config.max_alerts, shortest=config.shortest_alert)
         self._grafana = (
             GrafanaAnnotations(config.grafana_annotations, telemetry, clock)
             if config.grafana_annotations is not None
