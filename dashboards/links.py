@@ -44,7 +44,7 @@ def to_root_cause() -> list[dict[str, Any]]:
 
 
 def _tempo(service: str) -> str:
-    """Grafana's Explore, with the service's spans that the kernel held up first."""
+    """Grafana's Explore, with the service's traces of the time shown."""
     query = f'{{resource.service.name="{service}"}}'
     panes = {
         "traces": {

@@ -131,8 +131,11 @@ def mean(metric: AnyMetric, by: Iterable[str] = (), scope: Iterable[str] = SCOPE
 
 
 def or_zero(expr: str) -> str:
-    """Zero where there is no series yet: failures that have not happened have none."""
-    return f"{expr} or vector(0)"
+    """Zero where there is no series yet: failures that have not happened have none.
+
+    `on ()` keeps the zero away as soon as there is one.
+    """
+    return f"{expr} or on () vector(0)"
 
 
 def _by(metric: AnyMetric, keys: Iterable[str]) -> str:

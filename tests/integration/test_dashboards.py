@@ -43,7 +43,7 @@ KERNEL_ATTRIBUTES = {
 """What a node's bridge wrote on a span before this one saw it."""
 ALWAYS_FIRING = {"groups": [{"name": "slo", "rules": [{"alert": "ErrorBudgetBurn1h", "expr": "vector(1)"}]}]}
 EVENT_KINDS = ("tcp_retransmit", "tcp_zero_window", "tls_handshake", "sched_wait", "reclaim")
-FALLBACK = " or vector(0)"
+FALLBACK = " or on () vector(0)"
 STEP = 2.0
 SETTLING = 15.0
 """Seconds of load before anything is asked: rates need some samples, breakers time to go round."""
@@ -278,7 +278,7 @@ def test_dots_are_traces(prometheus):
 def test_a_wrong_name_would_be_noticed(prometheus):
     """The test can fail: what nobody exposes is empty, and what is no PromQL is refused."""
     values = _values(prometheus, DOCUMENTS["golden"])
-    expr = "rate(gen_ai_server_time_to_first_tokn_seconds_count[$__rate_interval]) or vector(0)"
+    expr = "rate(gen_ai_server_time_to_first_tokn_seconds_count[$__rate_interval])" + FALLBACK
     target = {"instant": False, "expr": expr}
     assert not _shows(prometheus, target, values)
     with pytest.raises(ValueError, match="parse error"):

@@ -56,3 +56,9 @@ def test_vllm_has_the_metrics_that_are_asked_for():
         assert kinds[family] == metric.kind.value
         sample = next(line for line in text.splitlines() if line.startswith(family) and "{" in line)
         assert all(f'{label}="' in sample for label in metric.labels), sample
+
+
+def test_zero_stands_in_for_what_never_happened_alone():
+    """Beside a series it would be a line of its own."""
+    expr = promql.or_zero(promql.rate(catalog.RULES_FIRINGS, by=("rule",), scope=()))
+    assert expr.endswith(" or on () vector(0)")
