@@ -64,17 +64,23 @@ class Service:
         ports: how many.
         patience: seconds that the client waits for an answer.
         cgroup: the server's control group, a directory.
+        name: stands in the server's command line.
     """
 
-    def __init__(self, ports: int = 1, patience: float = 10.0, cgroup: Path | None = None) -> None:
+    def __init__(
+        self, ports: int = 1, patience: float = 10.0, cgroup: Path | None = None, name: str = ""
+    ) -> None:
         enter = f"echo $$ > {cgroup}/cgroup.procs; " if cgroup else ""
         self.server = self._start(
-            ["unshare", "-n", "sh", "-c", f'{enter}ip link set lo up; exec "$@"', "sh"], str(ports)
+            ["unshare", "-n", "sh", "-c", f'{enter}ip link set lo up; exec "$@"', "sh"],
+            SERVICE,
+            str(ports),
+            name,
         )
         assert self.server.stdout is not None
         self.ports: list[int] = json.loads(self.server.stdout.readline())
         self.pid = self.server.pid
-        self.client = self._start(["nsenter", f"--net=/proc/{self.pid}/ns/net"], str(patience), CLIENT)
+        self.client = self._start(["nsenter", f"--net=/proc/{self.pid}/ns/net"], CLIENT, str(patience))
 
     @property
     def inode(self) -> int:
@@ -87,9 +93,9 @@ class Service:
         return self.ports[0]
 
     @staticmethod
-    def _start(prefix: list[str], argument: str, program: str = SERVICE) -> subprocess.Popen[str]:
+    def _start(prefix: list[str], program: str, *arguments: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [*prefix, sys.executable, "-c", program, argument],
+            [*prefix, sys.executable, "-c", program, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
