@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import subprocess
 
 import pytest
@@ -13,6 +14,7 @@ from tests.support.processes import needs_command
 pytestmark = pytest.mark.usefixtures("each_backend")
 
 SPANS = range(1, 9)
+TCP_ESTABLISHED, TCP_SYN_SENT = 1, 2  # net/tcp_states.h
 
 
 def drop_some(inside, port):
@@ -47,6 +49,15 @@ def test_retransmits_are_on_the_span_that_sent(start_worker, namespace):
     assert {span: events[span] for span in SPANS} == counted_by_sockets
     records = monitor.events.of(KernelEventKind.TCP_RETRANSMIT, tgid=worker.pid)
     assert set(records["remote_port"]) == {port}
+    addresses = {ipaddress.ip_address(bytes(address)).ipv4_mapped for address in records["remote_address"]}
+    assert addresses == {ipaddress.ip_address("127.0.0.1")}
+    # A lost handshake has no payload; what the program sent has, and at most what one call gave.
+    established, connecting = (
+        records["bytes"][records["state"] == state] for state in (TCP_ESTABLISHED, TCP_SYN_SENT)
+    )
+    assert len(established) > 0
+    assert ((established > 0) & (established <= 3 * 40_000)).all()
+    assert (connecting == 0).all()
 
 
 def test_on_a_kept_connection_each_span_has_those_of_its_own_bytes(start_worker, namespace):
