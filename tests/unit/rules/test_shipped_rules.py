@@ -119,8 +119,8 @@ SCENARIOS: dict[str, tuple[Callable[[Bench], None], Callable[[Bench], None]]] = 
         burst("sched_wait", 60, 0.1, run_queue_ns=50 * MS, tgid=7),
     ),
     "NvmeQueueFull": (
-        burst("block_io", 10, 1, queue_depth=1000, major=259),
-        burst("block_io", 30, 0.1, queue_depth=999, major=259),
+        burst("block_io", 10, 1, queue_depth=256, major=259),
+        burst("block_io", 30, 0.1, queue_depth=255, major=259),
     ),
     "GpuMemoryCritical": (
         gauge(USED, (0.96, 32), **GPU),
