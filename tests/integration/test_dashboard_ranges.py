@@ -1,0 +1,110 @@
+"""cases.md graf-rate: panels have data at every range, scraped each minute or each 15 s, nothing set by hand.
+
+A day of the catalog's metrics is put into a real Prometheus; Grafana's choice of step and rate interval is
+reckoned as its data source does, which believes in 15 s.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dashboards.build import documents
+from dashboards.layout import SCRAPE_INTERVALS
+from otel_bridge import catalog
+from otel_bridge.catalog import Kind, prometheus_name
+from otel_bridge.units import parse_duration
+from tests.support.grafana import filled, panels, variables
+from tests.support.processes import needs_command, running
+from tests.support.prometheus import Prometheus
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+HOUR = 3600
+RANGES = (HOUR // 4, HOUR, 3 * HOUR, 24 * HOUR)
+PIXELS = 1000
+"""Of a wide panel: a point each, at most."""
+DASHBOARDS = ("golden", "bridge")
+FALLBACK = " or on () vector(0)"
+LABELS = {
+    "span_kind": "SPAN_KIND_SERVER",
+    "status_code": "STATUS_CODE_ERROR",
+    "gen_ai_token_type": "output",
+}
+"""What queries select by; any other label's value is its name."""
+
+
+def _series() -> Iterator[tuple[str, float]]:
+    """Every sample's name with labels, and how much it grows a second (0: a gauge)."""
+    for metric in vars(catalog).values():
+        if isinstance(metric, catalog.Metric | catalog.DerivedMetric | catalog.ForeignMetric):
+            name = metric.prometheus if isinstance(metric, catalog.DerivedMetric) else metric.name
+            keys = [prometheus_name(key) for key in metric.labels]
+            labels = ",".join(f'{key}="{LABELS.get(key, key)}"' for key in keys)
+            if metric.kind is Kind.HISTOGRAM:
+                for bound in ("0.1", "+Inf"):
+                    inside = ",".join(part for part in (labels, f'le="{bound}"') if part)
+                    yield f"{name}_bucket{{{inside}}}", 1.0
+                yield f"{name}_sum{{{labels}}}", 0.05
+                yield f"{name}_count{{{labels}}}", 1.0
+            elif metric.kind is Kind.COUNTER:
+                unsuffixed = isinstance(metric, catalog.ForeignMetric) and not metric.total
+                yield f"{name}{'' if unsuffixed else '_total'}{{{labels}}}", 1.0
+            else:
+                yield f"{name}{{{labels}}}", 0.0
+
+
+@pytest.fixture(scope="module", params=[(60, 24 * HOUR), (15, 3 * HOUR)], ids=["each minute", "each 15 s"])
+def history(request, tmp_path_factory) -> Iterator[tuple[Prometheus, int]]:
+    """A Prometheus that has scraped for so long, so often; and how long."""
+    interval, length = request.param
+    directory = tmp_path_factory.mktemp("history")
+    promtool = needs_command("promtool", "prometheus")
+    end = int(time.time())
+    texts = [document for name, document in documents().items() if name in DASHBOARDS]
+    asked = " ".join(
+        target["expr"] for document in texts for panel in panels(document) for target in panel["targets"]
+    )
+    source = directory / "history.txt"
+    with source.open("w") as file:
+        for sample, growth in _series():
+            if f"{sample.partition('{')[0]}{{" in asked:
+                for at in range(end - length - 600, end, interval):
+                    file.write(f"{sample} {1 + growth * (at % 10**6)} {at}\n")
+        file.write("# EOF\n")
+    command = [promtool, "tsdb", "create-blocks-from", "openmetrics", "--quiet", source, directory / "data"]
+    subprocess.run(command, check=True, capture_output=True)
+    with running(Prometheus(directory, {})) as server:
+        yield server, length
+
+
+@pytest.mark.parametrize("name", DASHBOARDS)
+def test_every_range_has_data(history, name):
+    """With the variables as they are: at no range is a rate taken over fewer than two samples."""
+    server, length = history
+    document = documents()[name]
+    values = dict.fromkeys(variables(document), ".*")
+    least = parse_duration(SCRAPE_INTERVALS[0])
+    empty = []
+    for seconds in (one for one in RANGES if one <= length):
+        step = max(least, seconds / PIXELS)
+        for panel in panels(document):
+            for target in panel["targets"]:
+                expr = filled(target["expr"], values, step=step, scrape_interval=least)
+                expr = expr.replace(FALLBACK, "")
+                if len(server.line(expr, step, over=seconds * 0.9)) < 5:
+                    empty.append(f"{panel['title']} / {target['refId']} over {seconds} s")
+    assert empty == []
+
+
+def test_less_than_the_scrape_interval_would_show(history):
+    """The test can fail: four times 15 s holds one sample of a target that is scraped each minute."""
+    server, length = history
+    expr = filled("rate(traces_span_metrics_calls_total[$__rate_interval])", {}, step=15, scrape_interval=15)
+    assert bool(server.line(expr, 15, over=HOUR // 4)) is (length < max(RANGES))
