@@ -116,8 +116,8 @@ CONTROL_GATE_CONNECTIONS = Metric(
     "otel_bridge_control_gate_connections",
     Kind.COUNTER,
     "{connection}",
-    "New connections at a shut gate by result (refused, admitted; overruled: refused, but another program gave "
-    "it to a socket).",
+    "New connections at a shut gate by result (refused, admitted; overruled: refused, but another program "
+    "gave it to a socket).",
     ("gate", "result"),
 )
 CONTROL_GATE_KERNEL_TRIPS = Metric(
@@ -133,4 +133,19 @@ CONTROL_GATE_NAMESPACES = Metric(
     "{namespace}",
     "Network namespaces that a gate guards.",
     ("gate",),
+)
+CONTROL_STRATEGY_CALLS = Metric(
+    "otel_bridge_control_strategy_calls",
+    Kind.COUNTER,
+    "{call}",
+    "Calls by the strategy of their trace and result (ok, error, ignored).",
+    ("strategy", "result"),
+)
+CONTROL_STRATEGY_DURATION = Metric(
+    "otel_bridge_control_strategy_duration_seconds",
+    Kind.HISTOGRAM,
+    "s",
+    "How long calls took, by the strategy of their trace.",
+    ("strategy",),
+    (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0),
 )

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from otel_bridge.batch import Batch, PlanBuilder
     from otel_bridge.control.config import FieldConfig, SpansConfig, TargetsConfig
     from otel_bridge.control.sources import Sources
+    from otel_bridge.control.strategies import Strategies
 
 _LONGEST = 512
 """Bytes of one part that are looked at."""
@@ -34,9 +35,15 @@ class CallTap:
     """
 
     def __init__(
-        self, config: SpansConfig, targets: TargetsConfig, columns: PlanBuilder, sources: Sources
+        self,
+        config: SpansConfig,
+        targets: TargetsConfig,
+        columns: PlanBuilder,
+        sources: Sources,
+        strategies: Strategies | None = None,
     ) -> None:
         self._sources = sources
+        self._strategies = strategies
         self._fields = [_Field(targets.field(name), columns) for name in targets.key]
         self._statuses = [columns.want(key) for key in (catalog.HTTP_STATUS.key, "http.status_code")]
         self._kinds = np.zeros(256, np.bool_)
@@ -56,6 +63,8 @@ class CallTap:
         rows = rows[np.argsort(spans["end"][rows], kind="stable")]
         cells = self._name(batch)[rows]
         calls = self._calls(batch, rows)
+        if self._strategies is not None:
+            self._strategies.take(calls)
         first = cells[0]
         if (cells == first).all():
             self._tell(int(first), calls, event)

@@ -219,6 +219,58 @@ class SpansConfig(_Model):
     )
 
 
+# Strategies
+
+BUCKETS = 100
+StrategyName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+
+
+class StrategyConfig(_Model):
+    """A way to serve requests that only a share of them takes."""
+
+    name: StrategyName
+    buckets: tuple[Annotated[int, Field(ge=0, lt=BUCKETS)], Annotated[int, Field(ge=0, lt=BUCKETS)]] = Field(
+        description="The first and the last of its buckets, of the hundred (0 to 99) that traces fall into."
+    )
+
+    @field_validator("buckets")
+    @classmethod
+    def _in_order(cls, value: tuple[int, int]) -> tuple[int, int]:
+        if value[0] > value[1]:
+            raise ValueError(f"found {value[0]} to {value[1]}: the first bucket comes first")
+        return value
+
+
+def _default_shares() -> tuple[StrategyConfig, ...]:
+    return (
+        StrategyConfig(name="grey-a", buckets=(0, 4)),
+        StrategyConfig(name="circuit-test", buckets=(5, 9)),
+    )
+
+
+class StrategiesConfig(_Model):
+    """By which strategy each request is served, told from its trace id."""
+
+    enabled: bool = Field(False, description="Whether gateways are told a strategy, and calls counted by it.")
+    shares: tuple[StrategyConfig, ...] = Field(
+        default_factory=_default_shares, description="Those that own buckets."
+    )
+    rest: StrategyName = Field("production", description="The strategy of all other buckets.")
+
+    @model_validator(mode="after")
+    def _apart(self) -> Self:
+        names = [*(share.name for share in self.shares), self.rest]
+        if len(set(names)) < len(names):
+            raise ValueError(f"each strategy has a name of its own; found {', '.join(names)}")
+        owner: dict[int, str] = {}
+        for share in self.shares:
+            for bucket in range(share.buckets[0], share.buckets[1] + 1):
+                if bucket in owner:
+                    raise ValueError(f"bucket {bucket} belongs to {owner[bucket]} and to {share.name}")
+                owner[bucket] = share.name
+        return self
+
+
 # Ways in
 
 
@@ -498,6 +550,7 @@ class ControlConfig(_Model):
         description="The first that fits a target counts; one with every default follows them.",
     )
     spans: SpansConfig = SpansConfig()
+    strategies: StrategiesConfig = Field(default_factory=StrategiesConfig)
     rules: RuleFiringsConfig = RuleFiringsConfig()
     alertmanager: AlertmanagerConfig | None = Field(None, description="null: no webhook is served.")
     decisions: DecisionsConfig = DecisionsConfig()

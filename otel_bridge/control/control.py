@@ -24,6 +24,7 @@ from otel_bridge.control.questions import Questions
 from otel_bridge.control.replicas import RedisReplicas
 from otel_bridge.control.sources import Sources
 from otel_bridge.control.store import StateStore
+from otel_bridge.control.strategies import Strategies
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,14 +80,17 @@ class Control:
         for gate in self.gates.gates:
             self.board.add_gate(gate, gate.config)
         questions = Questions(config.targets)
+        self.strategies = Strategies(config.strategies) if config.strategies.enabled else None
+        if self.strategies is not None:
+            telemetry.registry.register(self.strategies)
         decisions, alertmanager = config.decisions, config.alertmanager
         self.http = (
-            HttpDecisions(decisions.http, self.decider, questions, telemetry)
+            HttpDecisions(decisions.http, self.decider, questions, telemetry, self.strategies)
             if decisions.http.enabled
             else None
         )
         self.grpc = (
-            GrpcDecisions(decisions.grpc, self.decider, questions, telemetry)
+            GrpcDecisions(decisions.grpc, self.decider, questions, telemetry, self.strategies)
             if decisions.grpc.enabled
             else None
         )
@@ -102,7 +106,7 @@ class Control:
         """A step of the data path that tells of calls; None when spans are not to trip anything."""
         if not self.config.spans.enabled:
             return None
-        return CallTap(self.config.spans, self.config.targets, columns, self.sources)
+        return CallTap(self.config.spans, self.config.targets, columns, self.sources, self.strategies)
 
     def add_gate(self, gate: Gate, config: ActionConfig) -> None:
         """Have a gate follow the breakers; it hears of those that refuse already."""

@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
 from otel_bridge.control.http_decisions import DecisionMetrics, refusal
+from otel_bridge.control.strategies import HEADER as STRATEGY_HEADER
 from otel_bridge.errors import BridgeError, UnauthenticatedError
 from otel_bridge.listeners.address import cannot_listen
 from otel_bridge.listeners.auth import BearerAuth
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from otel_bridge.control.decider import Decider
     from otel_bridge.control.decision import Decision
     from otel_bridge.control.questions import Questions
+    from otel_bridge.control.strategies import Strategies
     from otel_bridge.telemetry import Telemetry
 
 SETTING = "control.decisions.grpc"
@@ -112,8 +114,14 @@ class GrpcDecisions:
     """Serves ext_authz."""
 
     def __init__(
-        self, config: GrpcDecisionsConfig, decider: Decider, questions: Questions, telemetry: Telemetry
+        self,
+        config: GrpcDecisionsConfig,
+        decider: Decider,
+        questions: Questions,
+        telemetry: Telemetry,
+        strategies: Strategies | None = None,
     ) -> None:
+        self._strategies = strategies
         self._config = config
         self._decider = decider
         self._questions = questions
@@ -168,17 +176,20 @@ class GrpcDecisions:
         except (BridgeError, DecodeError) as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         decision = await self._decider.decide(key, trace)
-        answer: bytes = check_response(decision).SerializeToString()
+        strategy = self._strategies.of(trace)[0] if self._strategies is not None else ""
+        answer: bytes = check_response(decision, strategy).SerializeToString()
         self._metrics.answered(decision, since)
         return answer
 
 
-def check_response(decision: Decision) -> Any:
-    """What Envoy is told."""
+def check_response(decision: Decision, strategy: str = "") -> Any:
+    """What Envoy is told; a strategy goes on to the service."""
     response = CheckResponse()
     if decision.allow:
         response.status.code = _OK
         options = response.ok_response.headers
+        if strategy:
+            _add(options, STRATEGY_HEADER, strategy)
     else:
         status, content_type, body = refusal(decision)
         response.status.code = _RESOURCE_EXHAUSTED

@@ -12,6 +12,7 @@ from multidict import CIMultiDict
 
 from otel_bridge import catalog
 from otel_bridge.control.serving import Listener, problem, refused
+from otel_bridge.control.strategies import HEADER as STRATEGY_HEADER
 from otel_bridge.errors import BridgeError
 
 if TYPE_CHECKING:
@@ -23,11 +24,13 @@ if TYPE_CHECKING:
     from otel_bridge.control.decider import Decider
     from otel_bridge.control.decision import Decision
     from otel_bridge.control.questions import Questions
+    from otel_bridge.control.strategies import Strategies
     from otel_bridge.telemetry import Telemetry
 
 SETTING = "control.decisions.http"
 RESULTS = ("allowed", "probe", "refused")
 JSON = "application/json"
+STRATEGY_PATH = "/v1/strategy"
 _BODY_READ = frozenset({"POST", "PUT"})
 
 
@@ -49,8 +52,14 @@ class HttpDecisions:
     """Serves the decision API; README.md shows each gateway's configuration."""
 
     def __init__(
-        self, config: HttpDecisionsConfig, decider: Decider, questions: Questions, telemetry: Telemetry
+        self,
+        config: HttpDecisionsConfig,
+        decider: Decider,
+        questions: Questions,
+        telemetry: Telemetry,
+        strategies: Strategies | None = None,
     ) -> None:
+        self._strategies = strategies
         self._decider = decider
         self._questions = questions
         self._listener = Listener(config.endpoint, config, SETTING, self._handle)
@@ -80,6 +89,8 @@ class HttpDecisions:
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         since = time.perf_counter()
         path, _, query = request.raw_path.partition("?")
+        if path == STRATEGY_PATH and self._strategies is not None:
+            return self._strategy(request, query, self._strategies)
         route = self._routes.get(path)
         if route is None:
             # Envoy puts the path of the request that it asks about behind its prefix.
@@ -102,8 +113,24 @@ class HttpDecisions:
         if decision is None:
             decision = await self._decider.decide(key, trace)
         response = render(decision)
+        if self._strategies is not None and decision.allow:
+            response.headers[STRATEGY_HEADER], _ = self._strategies.of(trace)
         metrics.answered(decision, since)
         return response
+
+    def _strategy(self, request: web.BaseRequest, query: str, strategies: Strategies) -> web.Response:
+        """The strategy of one trace, for whoever asks about nothing else."""
+        try:
+            if self._listener.auth is not None:
+                self._listener.auth.check(request.headers.get("Authorization"))
+            _, trace = self._questions.read(request.headers, query)
+        except BridgeError as error:
+            return refused(error)
+        if not trace:
+            return problem(400, "name the trace: ?trace_id=<32 hex digits>, or the header traceparent")
+        name, bucket = strategies.of(trace)
+        body = orjson.dumps({"trace_id": trace, "strategy": name, "bucket": bucket})
+        return web.Response(body=body, content_type=JSON, headers={STRATEGY_HEADER: name})
 
 
 def as_json(decision: Decision) -> web.Response:

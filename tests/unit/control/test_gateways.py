@@ -8,15 +8,17 @@ from typing import Any
 
 import aiohttp
 import grpc
+import orjson
 import pytest
 import trustme
 from pydantic import ValidationError
 
 from otel_bridge import catalog
-from otel_bridge.control.config import ControlConfig
+from otel_bridge.control.config import ControlConfig, StrategiesConfig
 from otel_bridge.control.grpc_decisions import METHOD, CheckRequest, CheckResponse, GrpcDecisions
 from otel_bridge.control.http_decisions import HttpDecisions
 from otel_bridge.control.questions import Questions
+from otel_bridge.control.strategies import Strategies
 from tests.support.control import World
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -28,12 +30,11 @@ HEADERS = {
 
 
 @asynccontextmanager
-async def served(world: World | None = None, **config: Any):
+async def served(world: World | None = None, strategies: Strategies | None = None, **config: Any):
     """HTTP, and a function that asks."""
     world = world or World(decisions={"http": {"endpoint": "127.0.0.1:0", **config}})
-    server = HttpDecisions(
-        world.config.decisions.http, world.decider, Questions(world.config.targets), world.telemetry
-    )
+    questions = Questions(world.config.targets)
+    server = HttpDecisions(world.config.decisions.http, world.decider, questions, world.telemetry, strategies)
     await server.start()
     session = aiohttp.ClientSession()
     try:
@@ -48,6 +49,37 @@ async def served(world: World | None = None, **config: Any):
     finally:
         await session.close()
         await server.stop(1)
+
+
+async def test_the_strategy_of_a_trace():
+    """By itself, and on every answer that allows; a refused request has none."""
+    strategies = Strategies(StrategiesConfig(enabled=True))
+    name, bucket = strategies.of(TRACE)
+    async with served(strategies=strategies) as ask:
+        status, headers, body = await ask(f"/v1/strategy?trace_id={TRACE}", headers={})
+        assert (status, headers["X-Otel-Bridge-Strategy"]) == (200, name)
+        assert orjson.loads(body) == {"trace_id": TRACE, "strategy": name, "bucket": bucket}
+        for path in ("/v1/strategy", "/v1/decision", "/v1/nginx", "/v1/forward-auth", "/v1/ext-authz/x"):
+            assert (await ask(path))[1]["X-Otel-Bridge-Strategy"] == name
+        for query in ("", "?trace_id=", "?trace_id=xyz", f"?trace_id={'0' * 32}"):
+            status, _, body = await ask(f"/v1/strategy{query}", headers={})
+            assert status == 400
+            assert b"name the trace" in body
+        ask.world.calls("llama/8b", *[3.0] * 5)
+        assert "X-Otel-Bridge-Strategy" not in (await ask("/v1/decision"))[1]
+    async with served() as ask:
+        assert (await ask("/v1/strategy"))[0] == 404
+
+
+async def test_the_strategy_over_ext_authz():
+    """A header that Envoy passes on to the service, in place of what a client sent."""
+    strategies = Strategies(StrategiesConfig(enabled=True))
+    world = World()
+    async with envoy(world, strategies) as port:
+        answer = await check(port, question())
+        found = {option.header.key: option for option in answer.ok_response.headers}
+        assert found["X-Otel-Bridge-Strategy"].header.value == strategies.of(TRACE)[0]
+        assert found["X-Otel-Bridge-Strategy"].append_action == 2
 
 
 async def test_plain_json_allows_and_refuses():
@@ -152,10 +184,11 @@ def test_other_machines_need_tls_and_a_token(config):
 
 
 @asynccontextmanager
-async def envoy(world: World, **config: Any):
+async def envoy(world: World, strategies: Strategies | None = None, **config: Any):
     """ext_authz, and its port."""
     found = ControlConfig.model_validate({"decisions": {"grpc": {"endpoint": "127.0.0.1:0", **config}}})
-    server = GrpcDecisions(found.decisions.grpc, world.decider, Questions(found.targets), world.telemetry)
+    questions = Questions(found.targets)
+    server = GrpcDecisions(found.decisions.grpc, world.decider, questions, world.telemetry, strategies)
     await server.start()
     try:
         yield server.port
