@@ -39,6 +39,10 @@ def sized(number: int, content: bytes) -> bytes:
 
 def varint(value: int) -> bytes:
     """A number in protobuf's variable length; not negative."""
+    if value < _MORE:
+        return bytes((value,))
+    if value < _MORE << 7:
+        return bytes((value & 0x7F | _MORE, value >> 7))
     out = bytearray()
     while value >= _MORE:
         out.append(value & 0x7F | _MORE)

@@ -6,18 +6,17 @@ import math
 from typing import TYPE_CHECKING
 
 import numpy as np
-from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from otel_bridge import catalog
 from otel_bridge.batch import numbers
 from otel_bridge.events import PROBE_OF_PROCESSES, KernelEvents
 from otel_bridge.model import Match, Scope, SpanKind, ValueType
-from otel_bridge.processors.join.account import SUMMARIES, Account
+from otel_bridge.processors.join.accounts import SUMMARIES, Accounts
+from otel_bridge.processors.join.found import Found
 from otel_bridge.processors.join.inbox import Inbox
 from otel_bridge.processors.join.logs import read_events, write_events
 from otel_bridge.processors.join.processes import Processes
 from otel_bridge.processors.join.store import Waiting, ids
-from otel_bridge.wire import sized
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,7 +26,8 @@ if TYPE_CHECKING:
     from otel_bridge.batch import Batch, PlanBuilder
     from otel_bridge.contracts import Clock
     from otel_bridge.processors.join.config import JoinConfig
-    from otel_bridge.processors.join.store import Chunk, Place
+    from otel_bridge.processors.join.found import Touched
+    from otel_bridge.processors.join.store import Chunk, Group
     from otel_bridge.telemetry import Telemetry
 
 _ASK_AGAIN = 0.05
@@ -110,12 +110,15 @@ class Join:
         waiting = self._waiting
         if not waiting.count or not len(batch):
             return
-        accounts: dict[int, Account] = {}
-        for row, place, match in self._candidates(batch):
-            self._settle(batch, accounts, row, place, match)
-        self._hits.inc(len(accounts))
-        self._misses.inc(len(batch) - len(accounts))
-        if accounts:
+        found = Found()
+        self._find(batch, found)
+        accounts = Accounts(len(batch), self._config.max_events)
+        for touched in found.by_chunk():
+            self._settle(batch, accounts, touched)
+        hits = int(np.count_nonzero(accounts.hit))
+        self._hits.inc(hits)
+        self._misses.inc(len(batch) - hits)
+        if hits:
             self._write(batch, accounts)
 
     def sweep(self, *, everything: bool = False) -> bytes | None:
@@ -150,19 +153,19 @@ class Join:
         for probe, count in turned_away.items():
             self._outcomes.labels(probe, "evicted").inc(count)
 
-    def _candidates(self, batch: Batch) -> Iterator[tuple[int, Place, Match | None]]:
-        """Span rows with the events that may be theirs; the match is None where the event says it itself."""
-        waiting, spans = self._waiting, batch.spans
+    def _find(self, batch: Batch, found: Found) -> None:
+        """The spans' events, as far as ids and processes tell."""
+        waiting = self._waiting
         if waiting.by_span:
-            for row, key in enumerate(ids(spans, "trace_id")):
-                for place in waiting.by_span.get(key, ()):
-                    yield row, place, None
+            for row, key in enumerate(ids(batch.spans, "trace_id")):
+                for group in waiting.by_span.get(key, ()):
+                    found.add(row, group)
         if waiting.by_parent:
-            yield from self._by_parent(batch)
+            self._by_parent(batch, found)
         if waiting.by_process and batch.has(self._pid):
-            yield from self._by_process(batch)
+            self._by_process(batch, found)
 
-    def _by_parent(self, batch: Batch) -> Iterator[tuple[int, Place, Match | None]]:
+    def _by_parent(self, batch: Batch, found: Found) -> None:
         """By the caller's span, which may have called several: the one open in the event's process."""
         entries = np.flatnonzero(np.isin(batch.spans["kind"], _ENTRY_KINDS))
         spans = batch.spans[entries]
@@ -177,13 +180,14 @@ class Join:
         processes = self._processes_of_resources(batch)
         of_resource = batch.spans["resource"].tolist()
         for key, rows in called.items():
-            for place in self._waiting.by_parent[key]:
-                tgid = int(place.record["tgid"])
+            for chunk, event in self._one_by_one(self._waiting.by_parent[key]):
+                record = chunk.records[event]
+                tgid = int(record["tgid"])
                 own = [row for row in rows if processes.get(of_resource[row], tgid) == tgid]
-                was_open = [row for row in own if self._within(batch.spans[row], place.record)]
+                was_open = [row for row in own if self._within(batch.spans[row], record)]
                 # Of several, none: which one it was cannot be told. Of none, any: it is stale for all.
                 if len(was_open) == 1 or (own and not was_open):
-                    yield (was_open or own)[0], place, None
+                    found.add_one((was_open or own)[0], chunk, event, None)
 
     def _processes_of_resources(self, batch: Batch) -> dict[int, int]:
         """The process that a resource of the batch is, where that can be told for sure."""
@@ -195,18 +199,24 @@ class Join:
             for resource in resources
         }
 
-    def _by_process(self, batch: Batch) -> Iterator[tuple[int, Place, Match | None]]:
+    @staticmethod
+    def _one_by_one(groups: list[Group]) -> Iterator[tuple[Chunk, int]]:
+        for group in groups:
+            for event in group.rows.tolist():
+                yield group.chunk, event
+
+    def _by_process(self, batch: Batch, found: Found) -> None:
         """By process only if that span was the process's one entry span open at that time."""
         entry = np.isin(batch.spans["kind"], _ENTRY_KINDS)
         start, end = batch.spans["start"], batch.spans["end"]
         of_resource = batch.spans["resource"]
         for tgid, resources in self._resources_by_process(batch).items():
             rows = np.flatnonzero(entry & np.isin(of_resource, resources))
-            for place in self._waiting.by_process.get(tgid, ()):
-                moment = place.record["time"]
+            for chunk, event in self._one_by_one(self._waiting.by_process.get(tgid, [])):
+                moment = chunk.records[event]["time"]
                 open_rows = rows[(start[rows] <= moment) & (moment <= end[rows])]
                 if len(open_rows) == 1:
-                    yield int(open_rows[0]), place, Match.PROCESS
+                    found.add_one(int(open_rows[0]), chunk, event, Match.PROCESS)
 
     def _resources_by_process(self, batch: Batch) -> dict[int, list[int]]:
         """The batch's resources by the process that they are, where that can be told for sure."""
@@ -223,63 +233,59 @@ class Join:
                 found.setdefault(tgid, []).append(resource)
         return found
 
-    def _settle(
-        self, batch: Batch, accounts: dict[int, Account], row: int, place: Place, match: Match | None
-    ) -> None:
-        record = place.record
-        first_time = not place.chunk.joined[place.row]
-        if not self._within(batch.spans[row], record):
-            if first_time:
-                self._outcomes.labels(place.chunk.probe, "stale").inc()
+    def _settle(self, batch: Batch, accounts: Accounts, touched: Touched) -> None:
+        """Enter a chunk's events into the spans' accounts, those that lie within their span's time."""
+        chunk, rows, events, match = touched
+        within = self._are_within(batch.spans[rows], chunk.records[events])
+        stale = int(np.count_nonzero(~chunk.joined[events] & ~within))
+        if stale:
+            self._outcomes.labels(chunk.probe, "stale").inc(stale)
+        rows, events = rows[within], events[within]
+        if not len(events):
             return
-        match = Match(int(record["match"])) if match is None else match
-        if first_time:
-            place.chunk.joined[place.row] = True
-            self._outcomes.labels(place.chunk.probe, match.name.lower()).inc()
-        account = accounts.get(row)
-        if account is None:
-            account = accounts[row] = Account(self._config.max_events)
-        account.add(record, match, place.chunk.probe)
+        records = chunk.records[events]
+        matches = records["match"] if match is None else np.full(len(records), match, "u1")
+        for number, count in enumerate(np.bincount(matches[~chunk.joined[events]]).tolist()):
+            if count:
+                self._outcomes.labels(chunk.probe, Match(number).name.lower()).inc(count)
+        chunk.joined[events] = True
+        accounts.add(rows, records, matches, chunk.probe)
+
+    def _are_within(self, spans: NDArray[np.void], records: NDArray[np.void]) -> NDArray[np.bool_]:
+        """Whether each event touched its span's time, the clocks' error allowed for."""
+        ended = records["time"].astype(np.int64)
+        if "first" in (records.dtype.names or ()):
+            began = records["first"].astype(np.int64)
+        else:
+            began = ended - records["duration"].astype(np.int64)
+        start, end = spans["start"].astype(np.int64), spans["end"].astype(np.int64)
+        within: NDArray[np.bool_] = (began - self._slack <= end) & (ended + self._slack >= start)
+        return within
 
     def _within(self, span: np.void, record: np.void) -> bool:
-        """Whether an event touched the span's time, the clocks' error allowed for."""
-        names = record.dtype.names or ()
-        ended = int(record["time"])
-        began = int(record["first"]) if "first" in names else ended - int(record["duration"])
-        return began <= int(span["end"]) + self._slack and ended >= int(span["start"]) - self._slack
+        """`_are_within`, of one."""
+        return bool(self._are_within(span.reshape(1), record.reshape(1))[0])
 
-    def _write(self, batch: Batch, accounts: dict[int, Account]) -> None:
-        columns: dict[str, tuple[list[int], list[int]]] = {}
-        matches: dict[Match, list[int]] = {}
-        event_rows: list[int] = []
-        events: list[bytes] = []
-        for row, account in accounts.items():
-            for key, value in self._with_existing(batch, row, account):
-                rows, values = columns.setdefault(key, ([], []))
-                rows.append(row)
-                values.append(value)
-            matches.setdefault(account.match, []).append(row)
-            for event in account.events:
-                event_rows.append(row)
-                events.append(sized(Span.EVENTS_FIELD_NUMBER, event.SerializeToString()))
-        for key, (rows, values) in columns.items():
-            batch.set_ints(key, _u4(rows), np.array(values, np.int64))
-        for match, rows in matches.items():
-            batch.set_text(catalog.KERNEL_MATCH.key, _u4(rows), match.name.lower())
-        batch.append_fields(_u4(event_rows), events)
+    def _write(self, batch: Batch, accounts: Accounts) -> None:
+        for key, rows in self._existing_of(batch, accounts):
+            batch.cut(rows)
+            known = rows[rows["type"] == ValueType.INT]
+            accounts.fold(key, known["row"], known["value"])
+        for key, spans, values in accounts.summaries():
+            batch.set_ints(key, spans.astype("<u4"), values)
+        hit = np.flatnonzero(accounts.hit)
+        for match in np.unique(accounts.match[hit]).tolist():
+            rows = hit[accounts.match[hit] == match].astype("<u4")
+            batch.set_text(catalog.KERNEL_MATCH.key, rows, Match(match).name.lower())
+        order = np.argsort(accounts.rows, kind="stable").tolist()
+        batch.append_fields(
+            np.array([accounts.rows[n] for n in order], "<u4"), [accounts.events[n] for n in order]
+        )
 
-    def _with_existing(self, batch: Batch, row: int, account: Account) -> Iterator[tuple[str, int]]:
-        """What an earlier bridge noted on the span and what is known here, as one."""
-        for key, value in account.summary().items():
+    def _existing_of(self, batch: Batch, accounts: Accounts) -> Iterator[tuple[str, NDArray[np.void]]]:
+        """What an earlier bridge noted on the spans of what is known here too."""
+        for key, rows, _ in list(accounts.summaries()):
             slot = self._existing.get(key)
-            if slot is None or not batch.has(slot):
-                yield key, value
-                continue
-            mine = batch.column(slot)
-            mine = mine[mine["row"] == row]
-            batch.cut(mine)
-            yield key, account.fold(key, value, [int(record["value"]) for record in mine])
-
-
-def _u4(rows: list[int]) -> NDArray[np.uint32]:
-    return np.array(rows, "<u4")
+            if slot is not None and batch.has(slot):
+                column = batch.column(slot)
+                yield key, column[np.isin(column["row"], rows)]

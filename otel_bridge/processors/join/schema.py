@@ -5,7 +5,8 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,6 +15,10 @@ from otel_bridge.events import COMMON
 from otel_bridge.model import KernelEventKind as Kind
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from numpy.typing import NDArray
+
     from otel_bridge.catalog import Attribute
 
 Scalar = int | str
@@ -50,11 +55,13 @@ class Shape:
         name: of the span event; empty for sums, which have no moment of their own.
         fields: record field → attribute key of the span event.
         summaries: what the span itself gets.
+        plain: fields are the numbers that they are, whatever they are called.
     """
 
     name: str
     fields: dict[str, Attribute]
     summaries: tuple[Summary, ...]
+    plain: bool = False
 
 
 _TCP = {
@@ -203,51 +210,79 @@ OUT_OF_MEMORY = Shape(
 """An allocation that failed for want of GPU memory: what somebody looks for by name."""
 
 
+def shapes_of(records: NDArray[np.void], probe: str) -> Iterator[tuple[Shape | None, NDArray[np.bool_]]]:
+    """How events are shown, with the records that are shown so; a user probe's as its configuration says.
+
+    Args:
+        records: of one dtype.
+        probe: where they came from.
+    """
+    kinds = records["kind"]
+    for kind in np.unique(kinds).tolist():
+        chosen = kinds == kind
+        if kind == Kind.USER:
+            yield _shape_of_user_probe(records.dtype, probe), chosen
+        elif kind == Kind.CUDA_ALLOC:
+            wanting = records["error"] == _CUDA_OUT_OF_MEMORY
+            yield OUT_OF_MEMORY, chosen & wanting
+            yield SHAPES[kind], chosen & ~wanting
+        else:
+            yield SHAPES.get(kind), chosen
+
+
 def shape_of(record: np.void, probe: str) -> Shape | None:
-    """How an event is shown; a user probe's has the fields that its configuration gave it."""
-    kind = int(record["kind"])
-    if kind == Kind.CUDA_ALLOC and record["error"] == _CUDA_OUT_OF_MEMORY:
-        return OUT_OF_MEMORY
-    if kind != Kind.USER:
-        return SHAPES.get(kind)
-    own = [name for name in (record.dtype.names or ()) if name not in (COMMON.names or ()) and name[0] != "_"]
+    """`shapes_of`, of one."""
+    return next(shape for shape, chosen in shapes_of(record.reshape(1), probe) if chosen[0])
+
+
+@lru_cache(1024)
+def _shape_of_user_probe(dtype: np.dtype[Any], probe: str) -> Shape:
+    own = [name for name in (dtype.names or ()) if name not in (COMMON.names or ()) and name[0] != "_"]
     fields = {
         name: catalog.Attribute(catalog.KERNEL_USER_PREFIX + name, "int", "", "A field of a user probe.")
         for name in own
+        if np.issubdtype(dtype[name], np.integer)
     }
     return Shape(
-        catalog.KERNEL_USER_PREFIX + probe, fields, (Summary(catalog.KERNEL_USER_EVENTS, Fold.COUNT),)
+        catalog.KERNEL_USER_PREFIX + probe,
+        fields,
+        (Summary(catalog.KERNEL_USER_EVENTS, Fold.COUNT),),
+        plain=True,
     )
 
 
-_TRANSPORTS = {6: "tcp", 17: "udp"}
-_TLS_VERSIONS = {0x0301: "1.0", 0x0302: "1.1", 0x0303: "1.2", 0x0304: "1.3"}
+def shown(shape: Shape, field: str, records: NDArray[np.void]) -> list[Scalar | None]:
+    """A field of records as attribute values; None where it says nothing, or is not in these records."""
+    if field not in (records.dtype.names or ()):
+        return [None] * len(records)
+    values: list[Any] = records[field].tolist()
+    convert = None if shape.plain else _CONVERSIONS.get(field)
+    return values if convert is None else [convert(value) for value in values]
 
 
-def shown(field: str, record: np.void) -> Scalar | None:
-    """A record's field as an attribute value; None when it says nothing, or is not in this record."""
-    if field not in (record.dtype.names or ()):
-        return None
-    value = record[field]
-    if record["kind"] == Kind.USER:
-        return int(value) if np.issubdtype(value.dtype, np.integer) else None
-    if field.endswith("address"):
-        return _address(bytes(value))
-    if field == "operation":
-        return _CUDA_OPERATIONS[int(value)] if value < len(_CUDA_OPERATIONS) else None
-    if field == "protocol":
-        return _TRANSPORTS.get(int(value))
-    if field == "version":
-        return _TLS_VERSIONS.get(int(value))
-    if field == "stack":
-        return bytes(value).decode(errors="replace") or None
-    if field == "fd":
-        return int(value) if value >= 0 else None
-    return int(value)
-
-
+@lru_cache(4096)
 def _address(packed: bytes) -> str | None:
     if not any(packed):
         return None
     address = ipaddress.IPv6Address(packed)
     return str(address.ipv4_mapped or address)
+
+
+def _descriptor(number: int) -> int | None:
+    return number if number >= 0 else None
+
+
+def _text(content: bytes) -> str | None:
+    return content.decode(errors="replace") or None
+
+
+_CONVERSIONS: dict[str, Callable[[Any], Scalar | None]] = {
+    "local_address": _address,
+    "remote_address": _address,
+    "operation": dict(enumerate(_CUDA_OPERATIONS)).get,
+    "protocol": {6: "tcp", 17: "udp"}.get,
+    "version": {0x0301: "1.0", 0x0302: "1.1", 0x0303: "1.2", 0x0304: "1.3"}.get,
+    "stack": _text,
+    "fd": _descriptor,
+}
+"""How fields of the bridge's own probes are said that are no plain numbers."""

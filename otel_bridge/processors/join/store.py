@@ -7,8 +7,8 @@ finds them again. They leave as unmatched only when no span took them.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 ID_BYTES = 24
 """Trace id and span id, which follow one another in SPAN and in COMMON."""
 
-INDEX_BYTES = 200
-"""What an event costs beside its record: its key, and its place in the index."""
+ROW_BYTES = 9
+"""What an event costs beside its record: its row in the index, and whether it was joined."""
 
-_NO_TRACE = bytes(16)
+INDEX_BYTES = 450
+"""What the events of one key in one chunk cost beside that: the key, and its entry in the index."""
 
 
 @dataclass(slots=True, eq=False)
@@ -40,6 +41,8 @@ class Chunk:
         born: monotonic seconds.
         joined: which of them a span has taken.
         foreign: whether another bridge sent them; they are in the stream of logs already.
+        cost: bytes it stands for.
+        keys: under which keys its events are found, by index.
     """
 
     probe: str
@@ -47,30 +50,21 @@ class Chunk:
     born: float
     joined: NDArray[np.bool_]
     foreign: bool = False
-
-    @property
-    def cost(self) -> int:
-        """Bytes it stands for."""
-        return self.records.nbytes + INDEX_BYTES * len(self.records)
+    cost: int = 0
+    keys: list[tuple[Index, Key]] = field(default_factory=list)
 
 
-class Place(NamedTuple):
-    """One event: its chunk and its row there."""
+class Group(NamedTuple):
+    """The events of one key that came together: their chunk and their rows there, oldest first."""
 
     chunk: Chunk
-    row: int
-
-    @property
-    def record(self) -> np.void:
-        """The event's record."""
-        record: np.void = self.chunk.records[self.row]
-        return record
+    rows: NDArray[np.intp]
 
 
 Key = bytes | int
 """Two ids, or a process id."""
 
-Index = dict[Key, list[Place]]
+Index = dict[Key, list[Group]]
 
 
 def ids(rows: NDArray[np.void], first: str) -> list[bytes]:
@@ -84,6 +78,21 @@ def ids(rows: NDArray[np.void], first: str) -> list[bytes]:
     )
     keys: list[bytes] = view.tolist()
     return keys
+
+
+def _words(records: NDArray[np.void]) -> NDArray[np.uint64]:
+    """Trace id and span id of each record as three words, shape (n, 3): quick to compare, of no other use."""
+    fields = records.dtype.fields
+    if fields is None:
+        raise TypeError("rows of a structured array")
+    records = np.ascontiguousarray(records)
+    return np.ndarray(
+        (len(records), 3),
+        "<u8",
+        buffer=records,
+        offset=fields["trace_id"][1],
+        strides=(records.dtype.itemsize, 8),
+    )
 
 
 class Waiting:
@@ -109,12 +118,39 @@ class Waiting:
 
     def add(self, events: KernelEvents, now: float, *, foreign: bool) -> None:
         """Take some events in."""
-        chunk = Chunk(events.probe, events.records, now, np.zeros(len(events), np.bool_), foreign)
-        for row, (index, key) in enumerate(self._keys(chunk)):
-            index.setdefault(key, []).append(Place(chunk, row))
+        records = events.records
+        chunk = Chunk(events.probe, records, now, np.zeros(len(records), np.bool_), foreign)
+        words = _words(records)
+        traceless = (words[:, 0] | words[:, 1]) == 0
+        parents = ~traceless & (records["match"] == Match.HEADER)
+        for index, chosen in (
+            (self.by_span, ~(traceless | parents)),
+            (self.by_parent, parents),
+        ):
+            self._enter(chunk, index, np.flatnonzero(chosen), words)
+        self._enter(chunk, self.by_process, np.flatnonzero(traceless), records["tgid"].reshape(-1, 1))
+        chunk.cost = records.nbytes + ROW_BYTES * len(records) + INDEX_BYTES * len(chunk.keys)
         self._chunks.append(chunk)
         self.cost += chunk.cost
-        self.count += len(events)
+        self.count += len(records)
+
+    @staticmethod
+    def _enter(chunk: Chunk, index: Index, rows: NDArray[np.intp], words: NDArray[Any]) -> None:
+        """Put rows of a chunk into an index, those of one key together."""
+        if not len(rows):
+            return
+        order = rows[np.argsort(words[rows, -1], kind="stable")]
+        ordered = words[order]
+        changes = np.flatnonzero((ordered[1:] != ordered[:-1]).any(axis=1)) + 1
+        starts = [0, *changes.tolist(), len(order)]
+        firsts = order[starts[:-1]]
+        if words.shape[1] > 1:
+            keys: list[Any] = ids(chunk.records[firsts], "trace_id")
+        else:
+            keys = words[firsts, 0].tolist()
+        for key, start, end in zip(keys, starts[:-1], starts[1:], strict=True):
+            index.setdefault(key, []).append(Group(chunk, order[start:end]))
+            chunk.keys.append((index, key))
 
     def limit(self, max_bytes: int, max_age: float) -> None:
         """Hold as much and as long as this from now on."""
@@ -134,28 +170,14 @@ class Waiting:
             self._forget(chunk)
             yield chunk, reason
 
-    def _keys(self, chunk: Chunk) -> Iterator[tuple[Index, Key]]:
-        records = chunk.records
-        for key, match, tgid in zip(
-            ids(records, "trace_id"), records["match"].tolist(), records["tgid"].tolist(), strict=True
-        ):
-            if key[:16] == _NO_TRACE:
-                yield self.by_process, tgid
-            elif match == Match.HEADER:
-                yield self.by_parent, key
-            else:
-                yield self.by_span, key
-
     def _forget(self, chunk: Chunk) -> None:
         self._chunks.popleft()
         self.cost -= chunk.cost
         self.count -= len(chunk.records)
-        for index, key in self._keys(chunk):
-            places = index.get(key)
+        for index, key in chunk.keys:
+            groups = index.get(key)
             # Chunks leave in the order they came, so those of the oldest stand in front.
-            if places and places[0].chunk is chunk:
-                kept = next((n for n, place in enumerate(places) if place.chunk is not chunk), len(places))
-                if kept == len(places):
+            if groups and groups[0].chunk is chunk:
+                del groups[0]
+                if not groups:
                     del index[key]
-                else:
-                    del places[:kept]
