@@ -510,3 +510,65 @@ def test_a_user_probe_s_event_shows_the_fields_it_was_given():
     shown = attributes_of(event.attributes)
     assert shown == {"kernel.match": "hand_over", "kernel.user.evicted": -3}
     assert attributes_of(span.attributes)["kernel.user.events"] == 1
+
+
+def test_a_user_probe_s_fields_are_numbers_whatever_they_are_called():
+    """Names that the bridge's own probes use otherwise change nothing; too large a number is the largest."""
+    dtype = np.dtype([*COMMON.descr, ("fd", "<i4"), ("version", "<u4"), ("hash", "<u8")])
+    records = np.zeros(1, dtype)
+    records["kind"], records["match"], records["trace_id"] = Kind.USER, Match.THREAD, TRACE
+    records["span_id"], records["time"] = span_id(1), START + 5
+    records["fd"], records["version"], records["hash"] = -1, 0x0304, (1 << 64) - 1
+    bench = Bench()
+    bench.join.take(KernelEvents("call", records))
+    (event,) = bench.pass_through({})[0].events
+    shown = attributes_of(event.attributes)
+    del shown["kernel.match"]
+    assert shown == {
+        "kernel.user.fd": -1,
+        "kernel.user.version": 0x0304,
+        "kernel.user.hash": (1 << 63) - 1,
+    }
+
+
+def test_the_first_events_of_each_span_are_written_however_they_came():
+    """23 on each of two spans, mixed, in two batches of the reader: five each are written, the oldest."""
+    bench = Bench(max_events=5)
+    for first in (0, 12):
+        numbers = [number for number in range(first, min(first + 12, 23)) for _ in (1, 2)]
+        events = retransmits(*[1, 2] * (len(numbers) // 2))
+        events.records["local_port"] = [number + 1 for number in numbers]
+        bench.join.take(events)
+    for span in bench.pass_through({}, {}):
+        attributes = attributes_of(span.attributes)
+        assert (attributes["kernel.tcp.retransmits"], attributes["kernel.events.dropped"]) == (23, 18)
+        ports = [attributes_of(event.attributes)["network.local.port"] for event in span.events]
+        assert ports == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("kinds", [[Kind.TCP_RETRANSMIT, Kind.TCP_RESET_SENT], [Kind.TCP_CONNECT, 61]])
+def test_kinds_that_came_together_are_told_apart(kinds):
+    """Each has its own name; what concerns no span adds nothing."""
+    bench = Bench()
+    events = retransmits(1, 1)
+    events.records["kind"] = kinds
+    bench.join.take(events)
+    (span,) = bench.pass_through({})
+    names = {
+        Kind.TCP_RETRANSMIT: "retransmit",
+        Kind.TCP_RESET_SENT: "reset_sent",
+        Kind.TCP_CONNECT: "connect",
+    }
+    assert [event.name for event in span.events] == [f"kernel.tcp.{names[k]}" for k in kinds if k in names]
+
+
+def test_a_record_that_lacks_a_field_says_less():
+    """From a bridge of another version."""
+    bench = Bench()
+    lacking = np.zeros(1, COMMON)
+    lacking["kind"], lacking["match"] = Kind.TCP_RETRANSMIT, Match.SOCKET
+    lacking["trace_id"], lacking["span_id"], lacking["time"] = TRACE, span_id(1), START + 5
+    bench.join.take_logs(write_events([("tcp", lacking)]))
+    (span,) = bench.pass_through({})
+    assert [event.name for event in span.events] == ["kernel.tcp.retransmit"]
+    assert "kernel.tcp.retransmits" not in attributes_of(span.attributes)
