@@ -137,7 +137,7 @@ class Pipeline:
         self._duration = telemetry.histogram(catalog.PROCESSOR_DURATION)
         self._durations: dict[str, Histogram] = {}
         self._sweeper: asyncio.Task[None] | None = None
-        self._complete_until: Callable[[], int] = _nobody_knows
+        self._complete_until: Callable[[int], int] = _nobody_knows
         place = Place(storage.directory / "sample", storage.fsync) if storage is not None else None
         self._hold = Hold(codec, exporter, telemetry, clock, place)
         self._hold.use(steps.sample, steps.plan)
@@ -164,8 +164,8 @@ class Pipeline:
         """Keep no request waiting for verdicts any more: the service is about to stop."""
         self._hold.hurry()
 
-    def follow(self, complete_until: Callable[[], int]) -> None:
-        """Be told until when (unix nanoseconds) all kernel events were taken."""
+    def follow(self, complete_until: Callable[[int], int]) -> None:
+        """Say until when (unix nanoseconds) kernel events are needed, be told until when all were taken."""
         self._complete_until = complete_until
 
     def replace(self, steps: Steps) -> None:
@@ -279,7 +279,7 @@ class Pipeline:
         return now
 
 
-def _nobody_knows() -> int:
+def _nobody_knows(_wanted: int) -> int:
     return 0
 
 

@@ -96,7 +96,7 @@ class Service:
             on_lost=self.rules.lost,
             readings=(self.rules, self.control) if self.control is not None else (self.rules,),
         )
-        self.pipeline.follow(lambda: self.kernel.complete_until)
+        self.pipeline.follow(self.kernel.complete_until)
         self.receiver = OtlpReceiver(settings.receivers.otlp, self.pipeline, self.telemetry)
         endpoint = settings.service.telemetry.metrics.endpoint
         self.telemetry_server = (

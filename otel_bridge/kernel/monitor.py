@@ -50,6 +50,9 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+_SOON = 0.05
+"""Seconds from one taking of sums to the next at the least, when somebody waits for it."""
+
 _CLOCK_INTERVAL = 1.0
 _COUNT_INTERVAL = 1.0
 _NEED_PRIVILEGES = (
@@ -148,8 +151,7 @@ class KernelMonitor:
         # Held from beginning to end by whoever changes which probes there are.
         self._changing = threading.Lock()
         self.states: dict[str, ProbeState] = {}
-        self.complete_until = 0
-        """Unix nanoseconds: what the kernel noted before was handed on. 0: nothing yet."""
+        self._complete_until = 0
 
     async def start(self) -> None:
         """Load and begin to read.
@@ -242,9 +244,10 @@ class KernelMonitor:
         self._steps = 0
         self._intake = Intake(self._split, self._alignment, self._telemetry)
         self._reader = Reader(self._intake, self._alignment, interval=self._config.read_interval)
+        self._taking = Timer(self._clock, self._config.sum_interval, self._take_all)
         self._ticker = Ticker(
             [
-                Timer(self._clock, self._config.sum_interval, self._take_all),
+                self._taking,
                 Timer(self._clock, _CLOCK_INTERVAL, self._align),
                 Timer(self._clock, _COUNT_INTERVAL, self._count),
             ]
@@ -498,6 +501,16 @@ class KernelMonitor:
         with self._objects:
             self._loader.detach_file(name, file)
 
+    def complete_until(self, wanted: int) -> int:
+        """Until when (unix nanoseconds) all that the kernel noted was handed on; 0: nothing was.
+
+        Where that is before `wanted`, the kernel is read again soon, sooner than `sum_interval` says.
+        """
+        if self._complete_until < wanted and self._ticker is not None:
+            self._taking.hurry(_SOON)
+            self._ticker.wake()
+        return self._complete_until
+
     def _take_all(self) -> None:
         assert self._reader is not None
         began = self._clock.time_ns()
@@ -505,7 +518,7 @@ class KernelMonitor:
         self._reader.read_all()
         if self._stacks is not None:
             self._stacks.settle(self._config.sum_interval)
-        self.complete_until = began
+        self._complete_until = began
 
     def _take_sums(self) -> None:
         assert self._loader is not None

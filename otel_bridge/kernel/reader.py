@@ -128,7 +128,12 @@ class Timer:
         self._clock = clock
         self._interval = interval
         self._act = act
-        self._due = clock.monotonic() + interval
+        self._last = clock.monotonic()
+        self._due = self._last + interval
+
+    def hurry(self, least: float) -> None:
+        """Be due `least` seconds after the last time, if that is sooner than it would be."""
+        self._due = min(self._due, self._last + least)
 
     def wait(self) -> float:
         """Seconds until it is due."""
@@ -138,7 +143,8 @@ class Timer:
         """Do it when it is time; the next time is counted from now, so that delays do not pile up."""
         if self.wait() == 0.0:
             self._act()
-            self._due = self._clock.monotonic() + self._interval
+            self._last = self._clock.monotonic()
+            self._due = self._last + self._interval
 
 
 class Ticker:
@@ -146,7 +152,8 @@ class Ticker:
 
     def __init__(self, timers: list[Timer]) -> None:
         self._timers = timers
-        self._stopping = threading.Event()
+        self._stopping = False
+        self._woken = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kernel-ticker", daemon=True)
 
     def start(self) -> None:
@@ -155,12 +162,21 @@ class Ticker:
 
     def stop(self) -> None:
         """End, once what is being done is done."""
-        self._stopping.set()
+        self._stopping = True
+        self.wake()
         if self._thread.is_alive():
             self._thread.join()
 
+    def wake(self) -> None:
+        """Look again what is due; from any thread."""
+        self._woken.set()
+
     def _run(self) -> None:
-        while not self._stopping.wait(min(timer.wait() for timer in self._timers)):
+        while True:
+            self._woken.wait(min(timer.wait() for timer in self._timers))
+            self._woken.clear()
+            if self._stopping:
+                return
             for timer in self._timers:
                 timer.run_if_due()
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from otel_bridge.processors.join.store import Chunk, Group
     from otel_bridge.telemetry import Telemetry
 
-_ASK_AGAIN = 0.05
+_ASK_AGAIN = 0.02
 """Seconds between two looks whether a span's events are here."""
 
 _NO_TRACE = np.zeros((), "V16")
@@ -78,7 +78,7 @@ class Join:
         self._inbox, self._waiting, self._processes = older._inbox, older._waiting, older._processes
         self._waiting.limit(self._config.max_bytes, self._config.max_age)
 
-    async def settle(self, batch: Batch, complete_until: Callable[[], int]) -> None:
+    async def settle(self, batch: Batch, complete_until: Callable[[int], int]) -> None:
         """Wait until the kernel's events of the batch's youngest span are here.
 
         No longer than `wait` for those of this machine, and until the span is `foreign_wait` old for those of
@@ -86,8 +86,8 @@ class Join:
 
         Args:
             batch: spans that are to be processed next.
-            complete_until: tells until when (unix nanoseconds) all of this machine's events were taken; 0
-                where nobody knows.
+            complete_until: is told until when (unix nanoseconds) this machine's events are needed, and tells
+                until when all were taken; 0 where nobody knows.
         """
         if not len(batch):
             return
@@ -95,7 +95,7 @@ class Join:
         if self._inbox.foreign and (left := self._left(self._config.foreign_wait, end)) > 0:
             await self._clock.sleep(left)
         left = self._left(self._config.wait, end) if self._inbox.local else 0.0
-        while left > 0 and complete_until() < end:
+        while left > 0 and complete_until(end) < end:
             step = min(left, _ASK_AGAIN)
             await self._clock.sleep(step)
             left -= step

@@ -43,7 +43,7 @@ class Switch:
         monitor.open()
         self._monitor = monitor
         self._before = {name: self._handed_over(name) for name in monitor.costs()}
-        self._service.pipeline.follow(lambda: monitor.complete_until)
+        self._service.pipeline.follow(monitor.complete_until)
         end = time.monotonic() + _PATIENCE
         while int(pid) not in monitor.followed:
             if time.monotonic() > end:

@@ -428,7 +428,9 @@ def test_a_reader_ahead_of_the_pipeline_is_bounded_too():
     assert bench.outcome("evicted") == 23 - bench.telemetry.value(catalog.JOIN_WAITING_EVENTS)
 
 
-async def settled_after(bench: Bench, *spans: dict, complete_until: Callable[[], int] = lambda: 0) -> float:
+async def settled_after(
+    bench: Bench, *spans: dict, complete_until: Callable[[int], int] = lambda _: 0
+) -> float:
     """Seconds that a request of these spans is held."""
     batch = bench.codec.scan(trace_request(spans), bench.plan)
     task = asyncio.create_task(bench.join.settle(batch, complete_until))
@@ -460,7 +462,8 @@ async def test_young_spans_wait_no_longer_than_until_their_events_are_here():
     end = bench.clock.time_ns()
     rounds = {0.0: end - 1, 0.6: end}
 
-    def complete_until() -> int:
+    def complete_until(wanted: int) -> int:
+        assert wanted == end
         since = (bench.clock.time_ns() - end) / 1e9
         return max(until for at, until in rounds.items() if at <= since + 1e-6)
 
