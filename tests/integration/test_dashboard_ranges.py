@@ -17,7 +17,7 @@ from dashboards.layout import SCRAPE_INTERVALS
 from otel_bridge import catalog
 from otel_bridge.catalog import Kind, prometheus_name
 from otel_bridge.units import parse_duration
-from tests.support.grafana import filled, panels, variables
+from tests.support.grafana import FALLBACK, filled, panels, variables
 from tests.support.processes import needs_command, running
 from tests.support.prometheus import Prometheus
 
@@ -31,7 +31,6 @@ RANGES = (HOUR // 4, HOUR, 3 * HOUR, 24 * HOUR)
 PIXELS = 1000
 """Of a wide panel: a point each, at most."""
 DASHBOARDS = ("golden", "bridge")
-FALLBACK = " or on () vector(0)"
 LABELS = {
     "span_kind": "SPAN_KIND_SERVER",
     "status_code": "STATUS_CODE_ERROR",

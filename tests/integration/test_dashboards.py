@@ -21,7 +21,7 @@ from dashboards.build import documents
 from otel_bridge import catalog
 from otel_bridge.catalog import engines, gpu, kernel
 from tests.support.exposition import of_catalog, of_engine, recorded, served
-from tests.support.grafana import annotations, filled, panels, variable_queries, variables
+from tests.support.grafana import FALLBACK, annotations, filled, panels, variable_queries, variables
 from tests.support.processes import ROOT, Bridge, eventually, free_port, running
 from tests.support.prometheus import Prometheus
 from tests.support.sinks import GrpcSink
@@ -43,7 +43,6 @@ KERNEL_ATTRIBUTES = {
 """What a node's bridge wrote on a span before this one saw it."""
 ALWAYS_FIRING = {"groups": [{"name": "slo", "rules": [{"alert": "ErrorBudgetBurn1h", "expr": "vector(1)"}]}]}
 EVENT_KINDS = ("tcp_retransmit", "tcp_zero_window", "tls_handshake", "sched_wait", "reclaim")
-FALLBACK = " or on () vector(0)"
 STEP = 2.0
 SETTLING = 15.0
 """Seconds of load before anything is asked: rates need some samples, breakers time to go round."""

@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 GENERATED = ROOT / "dashboards" / "generated"
-DEFAULT_INTERVAL = 15.0
-"""What a data source believes of its scrape interval when nobody has told it (seconds)."""
+
+FALLBACK = " or on () vector(0)"
+"""What a query ends with whose series exist only after the first failure; tests look without it."""
 
 
 @dataclass(frozen=True)
