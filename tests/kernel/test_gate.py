@@ -399,6 +399,37 @@ async def test_a_service_without_a_control_group_of_its_own(pins):
         assert not list(pins.glob("netns-*"))
 
 
+async def test_two_gates_in_one_namespace(pins):
+    """Each has its ports; a port, and the way that it is guarded, belongs to one."""
+    with service(ports=2) as guarded:
+        gates = {
+            "first": {"ports": [guarded.ports[0]]},
+            "second": {"ports": [guarded.ports[1]]},
+            "same": {"ports": [guarded.ports[1]]},
+            "silent": {"ports": [9], "mechanism": "cgroup"},
+        }
+        common = {"targets": ["*"], "pid": guarded.pid}
+        config = ActionsConfig.model_validate(
+            {"pins": str(pins), "gates": {name: common | gate for name, gate in gates.items()}}
+        )
+        keeper = Keeper(config, Telemetry(), SystemClock(), lambda *_: None)
+        await keeper.start()
+        keeper.settle()
+        try:
+            first, second, same, silent = keeper.gates
+            first.apply(change("llama", State.OPEN, time.monotonic() + FOREVER))
+            assert guarded.knock(PRIME) == {"refused": PRIME}
+            assert guarded.knock(PRIME, guarded.ports[1]) == {"admitted": PRIME}
+            second.apply(change("llama", State.OPEN, time.monotonic() + FOREVER))
+            assert guarded.knock(PRIME, guarded.ports[1]) == {"refused": PRIME}
+            with pytest.raises(OSError, match="guarded by gate second already"):
+                same.apply(change("llama", State.OPEN, time.monotonic() + FOREVER))
+            with pytest.raises(OSError, match="another gate guards the same namespace by sk_lookup"):
+                silent.apply(change("llama", State.OPEN, time.monotonic() + FOREVER))
+        finally:
+            await keeper.stop(1.0)
+
+
 KILLS = {"kills": 3, "window": 60, "open_time": 600, "target": "llama"}
 
 

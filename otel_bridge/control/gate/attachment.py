@@ -8,7 +8,7 @@ import fcntl
 import mmap
 import os
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -82,6 +82,7 @@ class Attachment:
         with ExitStack() as opened:
             if self._place is not None:
                 self._lock(opened, self._place)
+            # Held, it keeps the namespace, so that no other gets its inode meanwhile.
             fd = os.open(namespace.path, os.O_RDONLY | os.O_CLOEXEC)
             opened.callback(os.close, fd)
             if os.fstat(fd).st_ino != namespace.inode:
@@ -128,6 +129,7 @@ class Attachment:
             opened.callback(os.close, target)
         loaded = self._load(opened, way, kills=kills)
         adopted = self._link(opened, loaded, way, target)
+        self._unpin("kills")
         if kills:
             self._watch_kills(opened, loaded)
         self._map(opened, loaded)
@@ -204,7 +206,6 @@ class Attachment:
             f"attach {KILLS}", self._library.bpf_raw_tracepoint_open, None, loaded.program_fd(KILLS)
         )
         opened.callback(os.close, link)
-        self._unpin("kills")
         self._pin(link, "kills")
 
     def _map(self, opened: ExitStack, loaded: Object) -> None:
@@ -332,7 +333,8 @@ def _link_info(library: Library, link: int) -> np.void:
 def sweep(library: Library, pins: Path) -> None:
     """Take out what nobody holds, and whose namespace is gone or whose leases have all ended."""
     for place in pins.glob("netns-*"):
-        with ExitStack() as opened:
+        # Another bridge may be taking it out as well.
+        with ExitStack() as opened, suppress(FileNotFoundError):
             if _lock(opened, place) and not _in_use(library, place):
                 for pin in place.iterdir():
                     pin.unlink()

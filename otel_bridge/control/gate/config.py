@@ -49,7 +49,7 @@ class GateConfig(ActionConfig):
     half_open_share: Annotated[float, Field(ge=0, le=1)] = Field(
         0.1, description="The share of new connections that is let in while half-open."
     )
-    lease: PositiveDuration = Field(
+    lease: Annotated[Duration, Field(ge=1)] = Field(
         30.0,
         description="The kernel opens the gate so long after the bridge was last heard of; a restart that "
         "takes less leaves it shut.",

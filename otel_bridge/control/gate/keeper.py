@@ -136,6 +136,7 @@ class Keeper:
                 self._follow(gate, {inode: wanted[inode] for inode in by_gate[gate.name]})
 
     def _detach(self, inode: int) -> None:
+        self._count()
         for gate in self.gates:
             gate.detach(inode)
         self._attached.pop(inode).remove()
@@ -170,6 +171,11 @@ class Keeper:
     def _attach(self, config: GateConfig, namespace: Namespace) -> Attachment:
         attached = self._attached.get(namespace.inode)
         if attached is not None:
+            if config.mechanism not in {"auto", attached.mechanism}:
+                raise BridgeError(
+                    f"mechanism {config.mechanism}, but another gate guards the same namespace by "
+                    f"{attached.mechanism}: give both the same"
+                )
             return attached
         if self._library is None:
             self._library = Library()

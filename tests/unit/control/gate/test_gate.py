@@ -152,6 +152,7 @@ async def test_behind_the_board():
         ({"ports": [8000], "half_open_share": 1.5}, "less than or equal to 1"),
         ({"ports": [8000], "kills": {"kills": 9, "target": "llama"}}, "less than or equal to 8"),
         ({"namespace": "/run/netns/llama", "mechanism": "cgroup"}, "no control group"),
+        ({"ports": [8000], "lease": "10ms"}, "greater than or equal to 1"),
         ({"ports": [8000], "targets": []}, "at least 1 item"),
     ],
 )
