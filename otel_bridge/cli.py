@@ -137,20 +137,23 @@ def doctor(path: Path | None, overrides: tuple[str, ...], *, as_json: bool) -> N
     # Looking means loading libbpf and walking /proc, which no other command needs.
     from otel_bridge.control.gate.preflight import look  # noqa: PLC0415
     from otel_bridge.findings import Verdict  # noqa: PLC0415
+    from otel_bridge.gpu.preflight import look as look_at_gpus  # noqa: PLC0415
     from otel_bridge.kernel.doctor import render  # noqa: PLC0415
     from otel_bridge.kernel.preflight import judge, survey  # noqa: PLC0415
 
     report = judge(survey(headers=config.bcc.headers), config)
     gates = look(settings.control.actions)
-    ready = report.ready and all(finding.verdict is not Verdict.MISSING for finding in gates)
+    gpus = look_at_gpus(settings.gpu)
+    ready = report.ready and all(finding.verdict is not Verdict.MISSING for finding in (*gates, gpus))
     if as_json:
         click.echo(
             json.dumps(
-                report.as_dict() | {"ready": ready, "gates": [finding.as_dict() for finding in gates]}
+                report.as_dict()
+                | {"ready": ready, "gates": [finding.as_dict() for finding in gates], "gpus": gpus.as_dict()}
             )
         )
     else:
-        Console().print(render(report, gates))
+        Console().print(render(report, gates, [gpus]))
     sys.exit(0 if ready else EXIT_FAILED)
 
 

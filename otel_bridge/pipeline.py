@@ -17,6 +17,7 @@ from otel_bridge.errors import RetryableError
 from otel_bridge.model import Reject, Signal
 from otel_bridge.processors.consistency.consistency import Consistency
 from otel_bridge.processors.enrich.enrich import Enrich
+from otel_bridge.processors.gpu.gpu import GpuSpans
 from otel_bridge.processors.join.join import Join
 from otel_bridge.processors.redact.redact import Redact
 from otel_bridge.processors.sample.hold import Hold, Place
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from otel_bridge.contracts import Clock, Codec, Exporter, Reservation, TraceProcessor
     from otel_bridge.events import KernelEvents
     from otel_bridge.exporters.otlp.config import StorageConfig
+    from otel_bridge.gpu_usage import GpuUsage
     from otel_bridge.processors.sample.hold import Held
     from otel_bridge.settings import ConnectorSettings, ProcessorSettings
     from otel_bridge.telemetry import Telemetry
@@ -75,11 +77,12 @@ def build_steps(
     connectors: ConnectorSettings | None = None,
     tap: Callable[[PlanBuilder], TraceProcessor | None] = lambda _: None,
     rules: Callable[[PlanBuilder], TraceProcessor | None] = lambda _: None,
+    gpu_usage: GpuUsage | None = None,
 ) -> Steps:
     """Compile the processors' and connectors' configuration; without `connectors` there are none.
 
-    `tap` and `rules` make steps that read spans when they are enriched and complete: what the breakers go by,
-    and what rules look at.
+    `gpu_usage` knows which process used which GPU. `tap` and `rules` make steps that read spans when they are
+    enriched and complete: what the breakers go by, and what rules look at.
 
     Redaction is last: whatever a step before it measured or converted leaves only as it allows.
     """
@@ -91,6 +94,7 @@ def build_steps(
     join = Join(settings.join, columns, telemetry, clock) if settings.join.enabled else None
     if join is not None:
         processors.append(("join", join))
+    processors += _gpu_spans(settings, columns, gpu_usage)
     consistency = (
         Consistency(settings.consistency, columns, telemetry, clock) if settings.consistency.enabled else None
     )
@@ -111,6 +115,12 @@ def build_steps(
     if connectors is not None and connectors.derive.enabled:
         derive = Derive(connectors.derive, columns, telemetry, clock)
     return Steps(columns.build(), tuple(processors), join, consistency, sample, derive)
+
+
+def _gpu_spans(
+    settings: ProcessorSettings, columns: PlanBuilder, usage: GpuUsage | None
+) -> list[tuple[str, TraceProcessor]]:
+    return [("gpu", GpuSpans(columns, usage))] if usage is not None and settings.gpu.enabled else []
 
 
 class Pipeline:

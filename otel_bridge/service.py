@@ -16,6 +16,8 @@ from otel_bridge.contracts import SystemClock
 from otel_bridge.control.control import Control
 from otel_bridge.errors import BridgeError
 from otel_bridge.exporters.otlp import exporter as otlp_exporter
+from otel_bridge.gpu.monitor import GpuMonitor
+from otel_bridge.kernel.clock import Alignment
 from otel_bridge.kernel.monitor import KernelMonitor, ReloadError
 from otel_bridge.pipeline import Pipeline, Steps, build_steps
 from otel_bridge.receivers.otlp.codec import choose_codec
@@ -80,6 +82,15 @@ class Service:
         if self.control is not None:
             self.rules.add_sink(self.control)
         self.rules.add_sink(self.outputs)
+        followers = (self.rules, self.control) if self.control is not None else (self.rules,)
+        self.gpu = GpuMonitor(
+            settings.gpu,
+            self.telemetry,
+            self._clock,
+            alignment=Alignment(),
+            readings=followers,
+            firings=(self.outputs,),
+        )
         steps = self._steps(settings)
         self.pipeline = Pipeline(
             self.codec, steps, self.exporter, self.telemetry, self._clock, storage=settings.storage
@@ -94,7 +105,7 @@ class Service:
             self.telemetry,
             self._clock,
             on_lost=self.rules.lost,
-            readings=(self.rules, self.control) if self.control is not None else (self.rules,),
+            readings=followers,
         )
         self.pipeline.follow(self.kernel.complete_until)
         self.receiver = OtlpReceiver(settings.receivers.otlp, self.pipeline, self.telemetry)
@@ -120,6 +131,7 @@ class Service:
             self.control,
             self.outputs,
             self.rules,
+            self.gpu,
             self.pipeline,
             self.receiver,
         ):
@@ -146,6 +158,7 @@ class Service:
         for component in (
             self.receiver,
             self.kernel,
+            self.gpu,
             self.pipeline,
             self.rules,
             self.outputs,
@@ -174,7 +187,7 @@ class Service:
         except ReloadError as error:
             for problem in str(error).splitlines():
                 log.warning("a changed setting is not in effect", reason=problem)
-        for part in ("receivers", "exporters", "storage", "control", "service"):
+        for part in ("receivers", "exporters", "storage", "gpu", "control", "service"):
             if getattr(settings, part) != getattr(self.settings, part):
                 log.warning("a changed setting takes effect only after a restart", part=part)
         if settings.connectors.derive.push != self.settings.connectors.derive.push:
@@ -199,6 +212,7 @@ class Service:
             connectors=settings.connectors,
             tap=self.control.tap if self.control is not None else lambda _: None,
             rules=lambda columns: self.rules.tap(columns, settings.rules),
+            gpu_usage=self.gpu.usage,
         )
 
 

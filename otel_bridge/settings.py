@@ -20,9 +20,11 @@ from otel_bridge.control.config import ControlConfig
 from otel_bridge.errors import ConfigError, ConfigProblem
 from otel_bridge.explain import lines_of, problems_of
 from otel_bridge.exporters.otlp.config import Exporters, StorageConfig, default_exporters
+from otel_bridge.gpu.config import GpuConfig
 from otel_bridge.kernel.config import KernelConfig
 from otel_bridge.processors.consistency.config import ConsistencyConfig
 from otel_bridge.processors.enrich.config import EnrichConfig
+from otel_bridge.processors.gpu.config import GpuSpansConfig
 from otel_bridge.processors.join.config import JoinConfig
 from otel_bridge.processors.redact.config import RedactConfig
 from otel_bridge.processors.sample.config import SampleConfig
@@ -52,6 +54,7 @@ class ProcessorSettings(_Model):
 
     enrich: EnrichConfig = EnrichConfig()
     join: JoinConfig = JoinConfig()
+    gpu: GpuSpansConfig = GpuSpansConfig()
     consistency: ConsistencyConfig = ConsistencyConfig()
     sample: SampleConfig = SampleConfig()
     redact: RedactConfig = RedactConfig()
@@ -124,6 +127,7 @@ class Settings(_Model):
         description="Where requests wait that a destination cannot take now; null keeps them in memory only.",
     )
     kernel: KernelConfig = KernelConfig()
+    gpu: GpuConfig = GpuConfig()
     control: ControlConfig = Field(default_factory=ControlConfig)
     rules: RulesConfig = RulesConfig()
     service: ServiceSettings = ServiceSettings()

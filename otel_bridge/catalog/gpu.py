@@ -69,8 +69,8 @@ GPU_MEMORY_SATURATED = _gauge(
 GPU_PREEMPTION_GAP_RATIO = _gauge(
     "preemption_gap_ratio",
     "1",
-    "Mean SM occupancy of the last 60 s less that of the last 5 s, while the device is busy (utilisation above "
-    "85 %; 0 otherwise): what time slicing took from a tenant.",
+    "Mean SM occupancy of the last 60 s less that of the last 5 s, while the device is busy (utilisation "
+    "above 85 %; 0 otherwise): what time slicing took from a tenant.",
     "tenant_id",
 )
 GPU_PREEMPTED = _gauge(

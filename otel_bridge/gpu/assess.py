@@ -112,9 +112,10 @@ class Assessor:
         found = detect_preemption(_seconds(times, now), occupancy, _seconds(busy_times, now), busy, config)
         if found is None:
             return
+        gap = found.gap if found.busy else 0.0
         for tenant in tenants or (Tenant("", None),):
             labels = {**self._labels, "tenant_id": tenant.name}
-            yield Reading(catalog.GPU_PREEMPTION_GAP_RATIO.name, labels, found.gap, now)
+            yield Reading(catalog.GPU_PREEMPTION_GAP_RATIO.name, labels, gap, now)
             yield Reading(catalog.GPU_PREEMPTED.name, labels, float(found.holds), now)
 
     def sawtooth(self, host_memory: Series, now: int) -> Iterator[Reading]:

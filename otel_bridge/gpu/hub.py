@@ -32,10 +32,9 @@ if TYPE_CHECKING:
 
 DETECT_INTERVAL = 10.0
 """Seconds between two looks for what shows only over minutes."""
-LEVEL_RULE = "GpuMemoryPressure"
-SATURATED_RULE = "GpuMemorySaturated"
-HOOKS = {Level.MEDIUM: "evict", Level.CRITICAL: "pause"}
-"""What a level asks of whoever listens: the label `hook` of its firings."""
+LEVEL_RULE = "GpuMemoryLevel"
+HOOKS = {Level.MEDIUM: ("evict", "info"), Level.CRITICAL: ("pause", "warning")}
+"""What a level asks of whoever listens: labels `hook` and `severity` of its firings."""
 
 
 @dataclass(slots=True)
@@ -43,7 +42,6 @@ class _Gpu:
     assessor: Assessor
     tenants: list[Tenant] = field(default_factory=list)
     told: Level = Level.LOW
-    told_saturated: bool = False
 
 
 class Hub:
@@ -210,25 +208,24 @@ class Hub:
 
     def _tell(self, uuid: str, gpu: _Gpu, moment: int) -> None:
         """Firings for levels that have begun or ended; silence ends none."""
-        level, saturated = gpu.assessor.pressure.level, gpu.assessor.pressure.saturated
-        if level is not None and level is not gpu.told:
-            for hooked, hook in HOOKS.items():
-                if (level >= hooked) != (gpu.told >= hooked):
-                    labels = {"gpu_uuid": uuid, "level": hooked.name.lower(), "hook": hook}
-                    self._fire(LEVEL_RULE, labels, moment, active=level >= hooked)
-            gpu.told = level
-        if saturated != gpu.told_saturated:
-            gpu.told_saturated = saturated
-            self._fire(SATURATED_RULE, {"gpu_uuid": uuid}, moment, active=saturated)
+        level = gpu.assessor.pressure.level
+        if level is None or level is gpu.told:
+            return
+        for hooked, (hook, severity) in HOOKS.items():
+            if (level >= hooked) != (gpu.told >= hooked):
+                labels = {
+                    "gpu_uuid": uuid,
+                    "level": hooked.name.lower(),
+                    "hook": hook,
+                    "severity": severity,
+                }
+                self._fire(labels, moment, active=level >= hooked)
+        gpu.told = level
 
-    def _fire(self, rule: str, labels: dict[str, str], moment: int, *, active: bool) -> None:
-        critical = rule == SATURATED_RULE or labels.get("level") == "critical"
-        labels["severity"] = "critical" if critical else "warning"
-        summary = f"Memory of {labels['gpu_uuid']} is " + (
-            "nearly full" if rule == SATURATED_RULE else f"under {labels['level']} pressure"
-        )
+    def _fire(self, labels: dict[str, str], moment: int, *, active: bool) -> None:
+        summary = f"Memory of {labels['gpu_uuid']} is under {labels['level']} pressure: {labels['hook']}"
         for sink in self._firings:
-            sink.take_firing(Firing(rule, labels, active, moment, {"summary": summary}))
+            sink.take_firing(Firing(LEVEL_RULE, labels, active, moment, {"summary": summary}))
 
     # Processes
 

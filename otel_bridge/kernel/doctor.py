@@ -28,8 +28,8 @@ _SUBJECT_WIDTH = 36
 """Columns, so that a long path leaves room for the rest."""
 
 
-def render(report: Report, gates: Iterable[Finding] = ()) -> Group:
-    """Tables: what probes stand on, the probes, who uses OpenSSL, the gates; misses with what mends them."""
+def render(report: Report, gates: Iterable[Finding] = (), gpus: Iterable[Finding] = ()) -> Group:
+    """Tables: what probes stand on, the probes, OpenSSL, gates, GPUs; misses with what mends them."""
     tables = [
         _table("What the probes stand on", "needed for", report.machine),
         _table("Probes", "gives", report.probes),
@@ -38,6 +38,8 @@ def render(report: Report, gates: Iterable[Finding] = ()) -> Group:
         tables.append(_table("OpenSSL", "used by", report.openssl))
     if gates := tuple(gates):
         tables.append(_table("Gates of breakers", "gives", gates))
+    if gpus := tuple(gpus):
+        tables.append(_table("GPUs", "gives", gpus))
     return Group(*tables)
 
 

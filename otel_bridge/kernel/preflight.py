@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 from dataclasses import dataclass, field
@@ -51,7 +50,6 @@ class Machine:
         libbpf_error: why it cannot.
         bcc: its version; empty when it is not there.
         headers: of a kernel, for BCC; None when there are none.
-        nvml: the NVIDIA driver's library is there.
         initial_pid_namespace: processes have the same numbers here as in the kernel.
         tracepoints: of all that the probes ask for, which there are; empty when that cannot be told.
         objects: names of the probes whose object is built.
@@ -69,7 +67,6 @@ class Machine:
     libbpf_error: str = ""
     bcc: str = ""
     headers: Headers | None = None
-    nvml: bool = False
     initial_pid_namespace: bool = True
     tracepoints: dict[str, bool] = field(default_factory=dict)
     objects: frozenset[str] = frozenset()
@@ -137,7 +134,6 @@ def survey(proc: Path = PROC, *, headers: str = "") -> Machine:
         libbpf_error=error,
         bcc=module.version if module else "",
         headers=bcc.find_headers(release, headers),
-        nvml=_loads("libnvidia-ml.so.1"),
         initial_pid_namespace=(proc / "self/ns/pid").stat().st_ino == _INITIAL_PID_NAMESPACE,
         tracepoints=tracepoints,
         objects=frozenset(probe.name for probe in PROBES if object_path(probe).exists()),
@@ -165,14 +161,6 @@ def _mounted(kind: str, proc: Path) -> str:
         if after.split(" ", 1)[0] == kind:
             return before.split()[4]
     return ""
-
-
-def _loads(name: str) -> bool:
-    try:
-        ctypes.CDLL(name)
-    except OSError:
-        return False
-    return True
 
 
 # Judging
@@ -232,13 +220,6 @@ def _machine_findings(machine: Machine, config: KernelConfig) -> list[Finding]:
             "/proc/pressure/memory" if machine.pressure else "none",
             "memory pressure of the machine and of cgroups",
             "" if machine.pressure else "boot with psi=1 (Linux 4.20 or later, CONFIG_PSI=y)",
-        ),
-        Finding(
-            "NVML",
-            Verdict.OK if machine.nvml else Verdict.OPTIONAL,
-            "libnvidia-ml.so.1" if machine.nvml else "none",
-            "GPU metrics",
-            "" if machine.nvml else "apt-get install nvidia-driver (on a machine with an NVIDIA GPU)",
         ),
         Finding(
             "OpenSSL",

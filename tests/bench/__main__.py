@@ -15,6 +15,7 @@ PARTS = (
     "micro_codec",
     "micro_context",
     "micro_enrich",
+    "micro_gpu",
     "micro_receiver",
     "micro_sample",
     "spanmetrics",

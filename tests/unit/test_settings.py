@@ -177,6 +177,7 @@ def test_the_schema_covers_every_key():
         "exporters",
         "storage",
         "kernel",
+        "gpu",
         "control",
         "rules",
         "service",

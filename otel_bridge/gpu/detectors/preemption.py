@@ -22,10 +22,12 @@ class Preemption:
 
     Attributes:
         gap: mean occupancy of the long window less that of the short one, now.
+        busy: utilisation is above its limit.
         holds: gap and utilisation were above their limits for the whole duration.
     """
 
     gap: float
+    busy: bool
     holds: bool
 
 
@@ -59,16 +61,21 @@ def detect_preemption(
     complete = times - config.long >= times[0] - _MISSING
     held = judged[0] if len(judged) else False
     steady = bool((gaps[judged] > config.gap).all() and complete[judged].all() and not held)
-    return Preemption(float(gaps[-1]), steady and _is_busy(utilization_times, utilization, now, config))
+    busy = _is_busy(utilization_times, utilization, now, config, _MISSING)
+    throughout = _is_busy(utilization_times, utilization, now, config, config.duration)
+    return Preemption(float(gaps[-1]), busy, steady and throughout)
 
 
 def _is_busy(
-    times: NDArray[np.float64], utilization: NDArray[np.float64], now: float, config: PreemptionConfig
+    times: NDArray[np.float64],
+    utilization: NDArray[np.float64],
+    now: float,
+    config: PreemptionConfig,
+    seconds: float,
 ) -> bool:
-    """Whether utilisation was above its limit throughout the duration, and read throughout."""
-    since = now - config.duration
-    recent = times >= since
-    if not recent.any() or times[recent][-1] < now - _MISSING or not _is_whole(times, since):
+    """Whether utilisation was above its limit in the last so many seconds, and read throughout."""
+    recent = times >= now - seconds
+    if not recent.any() or times[recent][-1] < now - _MISSING or not _is_whole(times, now - seconds):
         return False
     return bool((utilization[recent] > config.utilization).all())
 

@@ -141,7 +141,7 @@ def test_a_lost_card_shows_nothing_and_comes_back_by_itself(rig, code):
     one.rounds(25, seconds=5)
     assert one.shown(catalog.GPU_UP, gpu_uuid="GPU-a") == 0
     assert len(one.sink.of(catalog.GPU_MEMORY_SATURATED)) == before
-    assert {firing.rule for firing in one.sink.firings} == {"GpuMemoryPressure"}
+    assert {firing.labels["hook"] for firing in one.sink.firings} == {"evict", "pause"}
     assert all(firing.active for firing in one.sink.firings)
     one.play(gpu("GPU-a", memory="constant 40960"), BUSY)
     one.rounds(2, seconds=5)
