@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import mmap
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -14,9 +11,8 @@ import structlog
 
 from otel_bridge import catalog
 from otel_bridge.errors import BridgeError
-from otel_bridge.kernel.config import KernelConfig
 from otel_bridge.model import KernelEventKind, Match
-from tests.support.kernel import ROOT, Monitor, config, followed, monitoring
+from tests.support.kernel import ROOT, config, followed, monitoring
 
 pytestmark = pytest.mark.usefixtures("each_backend")
 
@@ -144,44 +140,3 @@ def test_nothing_is_left_in_the_kernel_nor_in_the_process():
         with monitoring("tcp", "sched", "tls"):
             pass
     assert left() == before
-
-
-def test_privileges_are_given_up_after_loading_and_reading_goes_on(closed_port):
-    """In a process of its own, since what is given up is gone."""
-    code = f"""
-import json, os, socket, sys, time
-from otel_bridge.kernel import privileges
-from tests.support.kernel import Monitor, KernelConfig
-from otel_bridge.model import KernelEventKind
-probes = {{name: {{"enabled": name == "tcp"}} for name in ("tcp", "sched", "block", "memory", "tls")}}
-monitor = Monitor(KernelConfig.model_validate({{"mode": "required", "probes": probes}}))
-monitor.open()
-for _ in range({PRIME}):
-    with socket.socket() as client:
-        client.connect_ex(("127.0.0.1", {closed_port}))
-monitor.close()
-seen = len(monitor.events.of(KernelEventKind.TCP_CONNECT, tgid=os.getpid()))
-held = sorted(privileges.name_of(number) for number in privileges.effective())
-try:
-    monitor.open()
-    again = "loaded"
-except Exception as error:
-    again = str(error)
-print(json.dumps([seen, held, again]))
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    seen, held, again = json.loads(done.stdout.splitlines()[-1])
-    assert seen == PRIME
-    assert held == ["CAP_DAC_READ_SEARCH", "CAP_SYS_PTRACE"]
-    assert "EPERM" in again
-
-
-def test_switched_off_nothing_is_loaded():
-    """And nothing is asked of the machine."""
-    monitor = Monitor(KernelConfig(mode="off"))
-    monitor.open()
-    assert monitor.states == {}
-    monitor.close()

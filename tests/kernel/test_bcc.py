@@ -19,6 +19,7 @@ from otel_bridge.kernel.probes import PROBES
 from otel_bridge.libbpf.core_object import Object
 from otel_bridge.libbpf.library import Library
 from otel_bridge.model import KernelEventKind, Match
+from tests.support.kernel import PROBES as PROBE_NAMES
 from tests.support.kernel import Monitor, config, followed, monitoring
 
 PRIME = 23
@@ -97,9 +98,7 @@ def test_what_was_compiled_is_not_compiled_again(bcc, worker, closed_port, monke
 
 def test_a_probe_that_bcc_cannot_load_is_named_with_the_reason(bcc):
     """And stops nothing but itself, unless all are required."""
-    probes = {
-        name: {"enabled": name in ("tcp", "requests")} for name in ("tcp", "sched", "block", "memory", "tls")
-    }
+    probes = {name: {"enabled": name in ("tcp", "requests")} for name in PROBE_NAMES}
     wanted = {"mode": "auto", "drop_privileges": False, "probes": probes, **bcc}
     monitor = Monitor(KernelConfig.model_validate(wanted))
     with structlog.testing.capture_logs() as lines:

@@ -16,6 +16,7 @@ from otel_bridge import catalog
 from otel_bridge.kernel.monitor import ReloadError
 from otel_bridge.kernel.probes import PROBES, is_wanted
 from otel_bridge.model import KernelEventKind, Match
+from tests.support.kernel import PROBES as PROBE_NAMES
 from tests.support.kernel import ROOT, all_told, config, eventually, followed, monitoring
 from tests.support.processes import Bridge, needs_command, running
 
@@ -206,16 +207,15 @@ def test_sighup(tmp_path, worker, closed_port):
 
     def write(bridge, **probes):
         document = yaml.safe_load(bridge.config.read_text())
-        every = ("tcp", "sched", "block", "memory", "tls")
         document["kernel"] = {
             "mode": "required",
             "drop_privileges": False,
-            "probes": {name: probes.get(name, {"enabled": False}) for name in every},
+            "probes": {name: probes.get(name, {"enabled": False}) for name in PROBE_NAMES},
         }
         bridge.config.write_text(yaml.safe_dump(document))
 
-    only_tcp = {name: {"enabled": False} for name in ("sched", "block", "memory", "tls")}
-    kernel = {"mode": "required", "drop_privileges": False, "probes": {"tcp": BIG, **only_tcp}}
+    only_tcp = {name: {"enabled": False} for name in PROBE_NAMES} | {"tcp": BIG}
+    kernel = {"mode": "required", "drop_privileges": False, "probes": only_tcp}
     bridge = Bridge(tmp_path, {"kernel": kernel, "exporters": {"otlp": {"endpoint": "127.0.0.1:1"}}})
     with running(bridge):
         eventually(
