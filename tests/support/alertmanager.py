@@ -5,15 +5,67 @@ from __future__ import annotations
 import json
 import threading
 import urllib.request
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, Self
 
 import yaml
 
-from tests.support.processes import Process, free_port, needs_command
+from otel_bridge.rules.load import load_rules
+from otel_bridge.rules.prometheus.build import build_files, write_files
+from otel_bridge.rules.prometheus.promql import Target
+from tests.support.processes import ROOT, Process, free_port, needs_command, running
+from tests.support.prometheus import Prometheus
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
+
+SHIPPED = ROOT / "alerts" / "rules" / "default.yaml"
+COMPOSITE = "TlsStallWithGpuAllocationFailure"
+
+
+def composite_in(directory: Path) -> Path:
+    """The shipped composite rule in a file, but that it ends sooner than after a minute."""
+    content = yaml.safe_load(SHIPPED.read_text())
+    [rule] = [rule for rule in content["rules"] if rule["name"] == COMPOSITE]
+    rule["keep_firing_for"] = "3s"
+    path = directory / "rules" / "default.yaml"
+    path.parent.mkdir()
+    path.write_text(yaml.safe_dump({**content, "rules": [rule]}))
+    return path
+
+
+def rules_settings(rules: Path, alertmanager: str, metrics: int) -> dict[str, Any]:
+    """`rules:` of a bridge that is scraped on a port, with the times of a test."""
+    return {
+        "files": [str(rules)],
+        "shortest_alert": "3s",
+        "alertmanager": {
+            "urls": [alertmanager],
+            "labels": {"instance": f"127.0.0.1:{metrics}"},
+            "resend_interval": "2s",
+            "resolve_delay": "4s",
+            "trace_url": "https://traces.example/trace/{trace_id}",
+        },
+    }
+
+
+@contextmanager
+def surroundings(
+    directory: Path, rules: Path, metrics: int
+) -> Iterator[tuple[Webhook, Alertmanager, Prometheus]]:
+    """What stands around a bridge: Prometheus with what a build makes of the rules, and who is told."""
+    write_files(directory / "built", build_files(load_rules([rules]), Target(scrape_interval=1.0)))
+    built = directory / "built" / "generated" / "prometheus" / rules.name
+    with (
+        Webhook() as webhook,
+        running(Alertmanager(directory / "alertmanager", webhook.port)) as alertmanager,
+        running(
+            Prometheus(directory / "prometheus", {"bridge": metrics}, [built], [alertmanager.port])
+        ) as prometheus,
+    ):
+        yield webhook, alertmanager, prometheus
 
 
 class Webhook:

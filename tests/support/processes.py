@@ -95,9 +95,10 @@ class Process:
 class Bridge(Process):
     """`otel-bridge run` on free ports, with a configuration written for this run."""
 
-    def __init__(self, directory: Path, config: dict[str, Any]) -> None:
+    def __init__(self, directory: Path, config: dict[str, Any], *, metrics_port: int | None = None) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        self.grpc_port, self.http_port, self.metrics_port = free_port(), free_port(), free_port()
+        self.grpc_port, self.http_port = free_port(), free_port()
+        self.metrics_port = free_port() if metrics_port is None else metrics_port
         protocols = {
             "grpc": {"endpoint": f"127.0.0.1:{self.grpc_port}"},
             "http": {"endpoint": f"127.0.0.1:{self.http_port}"},
