@@ -18,8 +18,9 @@ from demo import spans
 from demo.errors import DemoError
 from demo.places import ROOT
 from demo.slow.packets import lost, nft
+from otel_bridge.findings import Verdict
 from otel_bridge.kernel.config import KernelConfig
-from otel_bridge.kernel.preflight import Verdict, judge, survey
+from otel_bridge.kernel.preflight import judge, survey
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -28,7 +28,8 @@ from otel_bridge.kernel.pressure import MemoryPressure
 from otel_bridge.kernel.probes import PROBES, is_wanted, memory, process, tcp, user
 from otel_bridge.kernel.reader import Intake, Reader, Ticker, Timer
 from otel_bridge.kernel.records import BLOCK_DEVICE, BLOCK_TOTALS, U4, USER_PROBE
-from otel_bridge.kernel.stacks import ADDRESSES, StackNaming, Symbolizer
+from otel_bridge.kernel.split import Split
+from otel_bridge.kernel.stacks import StackNaming, Symbolizer
 from otel_bridge.kernel.time_wait import read_time_wait
 from otel_bridge.libbpf.library import LibbpfError, Library
 
@@ -80,35 +81,6 @@ class ReloadError(BridgeError):
     """Parts of a configuration that are not in effect, one a line, each with the reason."""
 
 
-class _Split:
-    """All events go to the bridge, but those of processes, which discovery tells of in its own words.
-
-    Those with a user stack go by way of who names its functions.
-    """
-
-    def __init__(self, sink: KernelEventSink) -> None:
-        self._sink = sink
-        self._lock = threading.Lock()
-        self.discovery: Discovery | None = None
-        self.stacks: StackNaming | None = None
-
-    def take(self, events: KernelEvents) -> None:
-        """See `KernelEventSink`."""
-        if events.probe == process.PROBE.name:
-            discovery = self.discovery  # whoever stops takes it away at any time
-            if discovery is not None:
-                discovery.announce(events.records)
-        elif self.stacks is not None and ADDRESSES in (events.records.dtype.names or ()):
-            self.stacks.take(events)
-        else:
-            self.hand_on(events)
-
-    def hand_on(self, events: KernelEvents) -> None:
-        """To the bridge, one at a time."""
-        with self._lock:
-            self._sink.take(events)
-
-
 class KernelMonitor:
     """Loads the probes that this machine lets load, and hands their events to a sink.
 
@@ -132,7 +104,7 @@ class KernelMonitor:
         self._on_lost = on_lost
         self._clock = clock
         self._telemetry = telemetry
-        self._split = _Split(sink)
+        self._split = Split(sink)
         self._accounts = Accounts(telemetry, clock)
         self._device_accounts = DeviceAccounts(telemetry)
         self._time_wait_accounts = TimeWaitAccounts(telemetry)
