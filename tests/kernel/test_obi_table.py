@@ -21,8 +21,6 @@ from otel_bridge.model import KernelEventKind, Match
 from tests.support.kernel import Monitor, config, followed, monitoring, span_id, trace_id
 from tests.support.processes import needs_command
 
-pytestmark = pytest.mark.usefixtures("each_backend")
-
 PRIME = 23
 TCP_CONNECT = KernelEventKind.TCP_CONNECT
 SOURCE = Path(__file__).parent / "obi_tables.bpf.c"
@@ -103,6 +101,7 @@ def at(number: int) -> np.void:
     return np.array((trace_id(number), span_id(number)), SHARED_CONTEXT)[()]
 
 
+@pytest.mark.usefixtures("each_backend")
 def test_a_thread_is_where_obi_says(tables, pinned, silent, closed_port):
     """While it says so; what it says of zero ids is no span."""
     contexts, thread = table(tables), silent.pid << 32 | silent.pid
@@ -119,6 +118,7 @@ def test_a_thread_is_where_obi_says(tables, pinned, silent, closed_port):
     assert len(monitor.events.of(TCP_CONNECT, tgid=silent.pid)) == PRIME + 7 + 3 + 5
 
 
+@pytest.mark.usefixtures("each_backend")
 def test_what_a_process_publishes_goes_before_what_obi_says(tables, pinned, worker, closed_port):
     """Also when it says that there is no span."""
     with monitoring("tcp", obi_table=pinned("as_obi_does")) as monitor:
