@@ -212,9 +212,9 @@ async def test_open_refuses_new_connections_and_no_others(pins):
     with service(ports=2) as guarded:
         guarded.keep()
         async with bridge(pins, pid=guarded.pid, ports=[guarded.port]) as keeper:
-            assert guarded.knock(PRIME) == {"admitted": PRIME}
             keeper.turn(State.OPEN)
             assert guarded.knock(PRIME) == {"refused": PRIME}
+            eventually("all are counted", lambda: keeper.connections("refused") == PRIME)
             assert guarded.knock(PRIME, guarded.ports[1]) == {"admitted": PRIME}
             assert guarded.goes_on()
             keeper.turn(State.CLOSED)
@@ -227,7 +227,11 @@ async def test_open_refuses_new_connections_and_no_others(pins):
 
 
 async def test_half_open_admits_a_share(pins):
-    """Counted by the kernel as the client saw it; the share is chance, so its bounds are wide."""
+    """The share is chance, so its bounds are wide.
+
+    The kernel counts no fewer than the client saw, and at times more: a packet of a connection that is being
+    made or closed on another CPU may be looked up as if it were new (README.md). An admitted one has three.
+    """
     with service() as guarded:
         async with bridge(pins, pid=guarded.pid, half_open_share=0.3) as keeper:
             keeper.turn(State.HALF_OPEN)
@@ -236,7 +240,9 @@ async def test_half_open_admits_a_share(pins):
         assert seen["admitted"] + seen["refused"] == 997
         # Six standard deviations: wrong once in 500 million runs.
         assert abs(seen["admitted"] - 0.3 * 997) < 6 * (997 * 0.3 * 0.7) ** 0.5
-        assert {name: keeper.connections(name) for name in seen} == seen
+        more = {name: keeper.connections(name) - seen[name] for name in seen}
+        assert min(more.values()) >= 0
+        assert sum(more.values()) <= 3 * seen["admitted"]
 
 
 @pytest.mark.parametrize(("share", "result"), [(0.0, "refused"), (1.0, "admitted")])
@@ -370,7 +376,7 @@ async def test_another_program_that_steers_connections_goes_first(pins, steering
         async with bridge(pins, pid=guarded.pid) as keeper:
             keeper.turn(State.OPEN)
             assert guarded.knock(PRIME) == {"admitted": PRIME}
-        assert keeper.connections("overruled") == PRIME
+        assert keeper.connections("overruled") >= PRIME
         assert "other programs steer connections" in capfd.readouterr().out
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from otel_bridge.contracts import Clock
     from otel_bridge.control.actions.config import ActionsConfig
     from otel_bridge.control.gate.config import GateConfig
-    from otel_bridge.control.gate.namespaces import Namespace
+    from otel_bridge.control.gate.namespaces import Found, Namespace
     from otel_bridge.telemetry import Telemetry
 
 log = structlog.get_logger(__name__)
@@ -122,18 +122,17 @@ class Keeper:
 
     def _scan(self) -> None:
         wanted: dict[int, Namespace] = {}
-        by_gate: dict[str, frozenset[int]] = {}
+        by_gate: dict[str, Found] = {}
         for gate in self.gates:
-            found = find(gate.config)
-            by_gate[gate.name] = frozenset(found)
-            wanted |= found
+            found = by_gate[gate.name] = find(gate.config)
+            wanted |= found.namespaces
         with self._changing:
             for inode in self._attached.keys() - wanted.keys():
                 self._detach(inode)
             if self._config.pins is not None and self._library is not None:
                 sweep(self._library, self._config.pins)
             for gate in self.gates:
-                self._follow(gate, {inode: wanted[inode] for inode in by_gate[gate.name]})
+                self._follow(gate, by_gate[gate.name])
 
     def _detach(self, inode: int) -> None:
         self._count()
@@ -142,11 +141,11 @@ class Keeper:
         self._attached.pop(inode).remove()
         log.info("a namespace is no longer guarded", namespace=inode)
 
-    def _follow(self, gate: KernelGate, namespaces: dict[int, Namespace]) -> None:
-        for inode in gate.inodes - namespaces.keys():
+    def _follow(self, gate: KernelGate, found: Found) -> None:
+        for inode in gate.inodes - found.namespaces.keys():
             gate.detach(inode)
         problems = []
-        for inode, namespace in namespaces.items():
+        for inode, namespace in found.namespaces.items():
             if inode in gate.inodes:
                 continue
             try:
@@ -163,7 +162,7 @@ class Keeper:
                 taken_over=attached.adopted,
             )
         self._namespaces.labels(gate.name).set(len(gate.inodes))
-        missing = "; ".join(problems) or ("" if namespaces else "nothing runs that fits its configuration")
+        missing = "; ".join(problems) or found.missing
         if missing and missing != gate.missing:
             log.warning("a gate does not hold", gate=gate.name, reason=missing)
         gate.missing = missing

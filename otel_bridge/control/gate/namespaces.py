@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,21 +32,46 @@ class Namespace:
     cgroup: Path | None = None
 
 
-def find(config: GateConfig, proc: Path = PROC) -> dict[int, Namespace]:
-    """The namespaces of a service now, by inode; processes that end meanwhile are left out."""
+@dataclass(slots=True)
+class Found:
+    """Where a service lives now.
+
+    Attributes:
+        namespaces: by inode.
+        hidden: processes that could not be looked at.
+    """
+
+    namespaces: dict[int, Namespace] = field(default_factory=dict)
+    hidden: int = 0
+
+    @property
+    def missing(self) -> str:
+        """Why there are none; empty when there are."""
+        if self.namespaces:
+            return ""
+        nothing = "nothing runs that fits its configuration"
+        if self.hidden:
+            return f"{nothing}; {self.hidden} processes could not be looked at: that takes CAP_SYS_PTRACE"
+        return nothing
+
+
+def find(config: GateConfig, proc: Path = PROC) -> Found:
+    """Look for a service; processes that end meanwhile are left out."""
+    found = Found()
     if config.namespace is not None:
-        try:
-            return {inode: Namespace(inode, config.namespace) for inode in [_inode(config.namespace)]}
-        except OSError:
-            return {}
-    found: dict[int, Namespace] = {}
+        with suppress(OSError):
+            inode = _inode(config.namespace)
+            found.namespaces[inode] = Namespace(inode, config.namespace)
+        return found
     for pid in _candidates(config, proc):
         path = proc / str(pid) / "ns" / "net"
         try:
             inode = _inode(path)
-            if inode in found or not _wanted(config, proc, pid):
+            if inode in found.namespaces or not _wanted(config, proc, pid):
                 continue
-            found[inode] = Namespace(inode, path, cgroup_of(pid, proc))
+            found.namespaces[inode] = Namespace(inode, path, cgroup_of(pid, proc))
+        except PermissionError:
+            found.hidden += 1
         except OSError:
             continue
     return found

@@ -85,13 +85,15 @@ def _pins(config: ActionsConfig) -> Finding:
 def _gate(name: str, config: GateConfig) -> Finding:
     purpose = f"gate {name} for {', '.join(config.targets)}"
     found = find(config)
-    if not found:
+    if found.missing:
         return Finding(
             f"gate {name}",
             Verdict.PARTIAL,
-            "nothing runs that fits its configuration",
+            found.missing,
             purpose,
             f"start the service, or correct control.actions.gates.{name}",
         )
-    places = ", ".join(str(namespace.path) for namespace in found.values())
-    return Finding(f"gate {name}", Verdict.OK, f"{len(found)} network namespaces: {places}", purpose)
+    places = ", ".join(str(namespace.path) for namespace in found.namespaces.values())
+    return Finding(
+        f"gate {name}", Verdict.OK, f"{len(found.namespaces)} network namespaces: {places}", purpose
+    )

@@ -40,7 +40,7 @@ class Proc:
 
     def find(self, **config):
         """The inodes of a service's namespaces."""
-        return set(find(GateConfig.model_validate({"targets": ["*"]} | config), self.root))
+        return set(find(GateConfig.model_validate({"targets": ["*"]} | config), self.root).namespaces)
 
 
 @pytest.fixture
@@ -82,6 +82,20 @@ def test_by_port(proc):
     assert proc.find(ports=[8081]) == {third}
     assert proc.find(ports=[8080, 8081]) == {first, third}
     assert proc.find(ports=[9]) == set()
+
+
+def test_processes_that_may_not_be_looked_at_are_told(proc, monkeypatch):
+    """Which may be the reason that nothing is found."""
+    proc.add(10, "first", command=("llama-server",))
+    config = GateConfig.model_validate({"targets": ["*"], "process": "llama-server"})
+    assert find(config, proc.root).missing == ""
+    assert "nothing runs that fits" in find(config.model_copy(update={"process": "x"}), proc.root).missing
+
+    def refuse(_path):
+        raise PermissionError
+
+    monkeypatch.setattr("otel_bridge.control.gate.namespaces._inode", refuse)
+    assert "1 processes could not be looked at: that takes CAP_SYS_PTRACE" in find(config, proc.root).missing
 
 
 def test_the_control_group(proc):
