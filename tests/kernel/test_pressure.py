@@ -67,6 +67,9 @@ def test_a_cgroup_that_reclaims_all_the_time_is_under_pressure(limited, unified,
     assert grown > 0, "nothing was reclaimed"
     assert monitor.telemetry.value(catalog.KERNEL_MEMORY_STALLED, **stalled) == pytest.approx(grown, rel=0.05)
     assert shown(monitor) >= {name, "/"}
+    read = [reading.value for reading in monitor.readings if reading.labels == stalled]
+    assert read
+    assert all(0 <= share <= 1 for share in read)
 
 
 def shown(monitor) -> set[str]:

@@ -26,13 +26,14 @@ from otel_bridge.libbpf import OBJECTS
 from otel_bridge.telemetry import Telemetry
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from otel_bridge.events import KernelEvents
     from otel_bridge.kernel.loader import AttachedFile
     from otel_bridge.model import KernelEventKind, Match
+    from otel_bridge.readings import Reading
 
 ROOT = Path(__file__).parents[2]
 WORKER = ROOT / "tests" / "kernel" / "worker.py"
@@ -130,12 +131,17 @@ def _cut_to(dtype: np.dtype[Any], records: NDArray[np.void]) -> NDArray[np.void]
 
 
 class Monitor(KernelMonitor):
-    """A monitor whose events are kept."""
+    """A monitor whose events and readings are kept."""
 
     def __init__(self, config: KernelConfig) -> None:
         self.events = Events()
+        self.readings: list[Reading] = []
         self.telemetry = Telemetry()
-        super().__init__(config, self.events, self.telemetry, SystemClock())
+        super().__init__(config, self.events, self.telemetry, SystemClock(), readings=[self])
+
+    def take_readings(self, readings: Sequence[Reading]) -> None:
+        """See `ReadingSink`."""
+        self.readings.extend(readings)
 
     def table_of_processes(self) -> list[int]:
         """The processes in the kernel's table."""
