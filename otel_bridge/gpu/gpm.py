@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -65,7 +66,8 @@ class Gpm:
     def close(self) -> None:
         """Give the samples back; the library must be open."""
         for sample in self._samples:
-            self._nvml.api.nvmlGpmSampleFree(sample)
+            with contextlib.suppress(NvmlError):  # a driver that is gone has nothing to give back to
+                self._nvml.call(self._nvml.api.nvmlGpmSampleFree, sample)
         self._samples.clear()
 
     def _is_supported(self) -> bool:

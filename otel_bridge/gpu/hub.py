@@ -70,6 +70,7 @@ class Hub:
         self._processes = Processes()
         self._host_memory = Series(round(config.history))
         self._detected = clock.monotonic()
+        self._seconds = 0
         self._fast_lifetime = max(1.0, 2 * config.interval)
         self._slow_lifetime = max(5.0, 5 * config.slow_interval)
         self._outgoing: list[Reading] = []
@@ -184,9 +185,11 @@ class Hub:
         slowly = now - self._detected >= DETECT_INTERVAL
         if slowly:
             self._detected = now
-        for uuid, gpu in self._gpus.items():
-            preempted = list(gpu.assessor.preemption(gpu.tenants, time))
-            self._show(uuid, "preemption", preempted, self._slow_lifetime)
+        self._seconds += 1
+        for number, (uuid, gpu) in enumerate(self._gpus.items()):
+            if (self._seconds + number) % 2:
+                preempted = list(gpu.assessor.preemption(gpu.tenants, time))
+                self._show(uuid, "preemption", preempted, self._slow_lifetime)
             if slowly:
                 found = [
                     *gpu.assessor.sawtooth(self._host_memory, time),

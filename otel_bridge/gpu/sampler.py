@@ -104,9 +104,8 @@ class Sampler:
         while not self._stopping.is_set():
             try:
                 self.step()
-            except Exception:
-                # Whatever a driver does, the next round may go better; nobody else would say so.
-                log.exception("a round of GPU readings failed")
+            except Exception as error:  # noqa: BLE001 (said below; the next round may go better)
+                self._say_failed(error)
             wait = self._config.interval if self.fleet.is_open else self._config.retry_interval
             due += wait
             now = self._clock.monotonic()
@@ -115,6 +114,12 @@ class Sampler:
                 self._missed.inc(late)
                 due += late * wait
             self._stopping.wait(due - now)
+
+    def _say_failed(self, error: Exception) -> None:
+        """Once for each kind of failure: rounds are many."""
+        if repr(error) != self._failure:
+            self._failure = repr(error)
+            log.error("a round of GPU readings failed", exc_info=error)
 
     def step(self) -> None:
         """One round."""
