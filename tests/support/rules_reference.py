@@ -123,6 +123,20 @@ class Not(All):
         return None if found is None else not found
 
 
+def ends_of(condition, items: list[Item]) -> list[int]:
+    """When the occurrences below a condition were completed: only then can it come to hold."""
+    if isinstance(condition, Count):
+        return [end for _, end in condition.completions(items)]
+    below = (*getattr(condition, "parts", ()), *getattr(condition, "steps", ()))
+    return [end for part in below for end in ends_of(part, items)]
+
+
+def longest(condition) -> int:
+    """The longest window below a condition."""
+    below = (*getattr(condition, "parts", ()), *getattr(condition, "steps", ()))
+    return max([getattr(condition, "window", 0), *map(longest, below)])
+
+
 @dataclass
 class Reference:
     """One rule in one group, fed like the engine; `changes` is what the engine should say."""
@@ -145,7 +159,8 @@ class Reference:
     def interesting(self, first: int, last: int) -> list[int]:
         """Every time in [first, last] at which anything may change."""
         found = {item.time for item in self.items}
-        found |= {time + edge for time in (*found, 0) for edge in self.condition.edges(self.lateness)}
+        edges = {edge - step for edge in self.condition.edges(self.lateness) for step in (0, 1)}
+        found |= {time + edge for time in (*found, 0) for edge in edges}
         if self.grid:
             found |= set(range(first // self.grid * self.grid, last + 1, self.grid))
         if self.true_since is not None:
@@ -169,13 +184,30 @@ class Reference:
         if not late:
             self.pass_to(item.time - 1)
         self.items.append(item)
-        if not late and (item.hit or self.grid):
+        if not late and (self.grid or (item.hit and self.drifts)):
             self.look(item.time)
+        if not late and item.hit and not self.drifts:
+            last = item.time + longest(self.condition)
+            for end in sorted(
+                {end for end in ends_of(self.condition, self.items) if item.time <= end <= last}
+            ):
+                self.pass_to(end - 1)
+                self.look(end)
         if late:
             # What is no hit only takes away: nothing that was decided before is decided again for it.
             for time in self.interesting(item.time, self.newest - 1) if item.hit else ():
                 self.look(time)
             self.look(self.newest)
+
+    def take_together(self, items: list[Item]) -> None:
+        """Items of one array: what is no hit is known before any hit is looked at."""
+        misses = [item for item in items if item.kind in self.kinds and not item.hit]
+        self.items += misses
+        if any(item.time <= self.newest for item in misses):
+            self.look(self.newest)
+        for item in items:
+            if item.hit:
+                self.take(item)
 
     def look(self, time: int) -> None:
         late = time < self.newest

@@ -240,14 +240,14 @@ class RuleEngine:
 
     def _see(self, runtime: Runtime, group: Group, time: int, item: bool) -> None:  # noqa: FBT001 (a callback)
         """Look at a group at the time of an item, and where it came late at the times that it may concern."""
-        if time >= group.alert.newest:
-            while group.due is not None and group.due < time:
+        newest = group.alert.newest
+        times = runtime.candidates(group, time) if item else {time}
+        if time < newest:
+            times.add(newest)
+        for at in sorted(times):
+            while group.due is not None and group.due < at:
                 self._look(runtime, group, group.due)
-            self._look(runtime, group, time)
-            return
-        for candidate in runtime.candidates(group, time) if item else ():
-            self._look(runtime, group, candidate)
-        self._look(runtime, group, group.alert.newest)
+            self._look(runtime, group, at)
 
     def _look(self, runtime: Runtime, group: Group, time: int) -> None:
         """Look at a group at a time; of a time that is past, levels are those of now."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -175,6 +177,7 @@ class Runtime:
         self._since = since
         self._fires = fires
         self._on_evicted = on_evicted
+        self._now = 0
         self.longest = 0
         self.drifts = False
         self.condition = self._compile(self.rule.when, None)  # type: ignore[arg-type]
@@ -315,6 +318,7 @@ class Runtime:
             source: "span" or "event".
             see: told to look at a group at a time; True: an item came at that time.
         """
+        self._now = view.now
         hits: list[tuple[int, int, int]] = []
         touched: list[Group] = []
         broken: list[Group] = []
@@ -358,7 +362,7 @@ class Runtime:
             occurrences = group.occurrences[leaf.place]
             if occurrences.miss(times) and group.alert.newest >= 0:
                 broken.append(group)
-            occurrences.forget(view.now - self.horizon)
+            occurrences.forget(self._now - self.horizon)
         return broken
 
     def _look_at_hits(
@@ -371,21 +375,30 @@ class Runtime:
         keys, inverse = view.groups(self.by[source])
         badness = view.numbers(DURATION)
         later: dict[Key, tuple[Group, int]] = {}
-        for time, row, place in hits:
+        for (time, row), same in groupby(hits, key=itemgetter(0, 1)):
             group = self.group(keys[inverse[row]], time)
-            occurrences = group.occurrences[place]
-            completed = occurrences.hit(time)
-            occurrences.forget(view.now - self.horizon)
+            # All conditions have the item before any of them is looked at.
+            completed, in_order = self._add_hit(group, time, [place for _, _, place in same])
             keep_evidence(group, time, float(badness[row]), view.trace_id(row))
             if self.drifts or time < group.alert.newest:
                 see(group, time, True)
-            elif completed and group.alert.active and (group.due is None or time <= group.due):
+            elif completed and in_order and _goes_on(group, time):
                 # It fires, and goes on to: one look at the last of them finds the same.
                 later[group.key] = (group, time)
             elif completed:
                 see(group, time, True)
         for group, time in later.values():
             see(group, max(time, group.alert.newest), True)
+
+    def _add_hit(self, group: Group, time: int, places: list[int]) -> tuple[bool, bool]:
+        """Give a hit to conditions; whether it completed one of them, and whether it came in order."""
+        completed, in_order = False, True
+        for place in places:
+            occurrences = group.occurrences[place]
+            completed = occurrences.hit(time) or completed
+            in_order = in_order and occurrences.hits[-1] == time
+            occurrences.forget(self._now - self.horizon)
+        return completed, in_order
 
     def _take_level(self, leaf: ItemLeaf, level: Level, view: View, source: str) -> list[Group]:
         """Take in items; those groups are looked at whose truth changed, or whose alert is under way."""
@@ -466,24 +479,32 @@ class Runtime:
                 truth = int(leaf.level.truth(np.array([group.rows[leaf.place]]))[0])
                 group.levels[leaf.place] = (truth, leaf.level.head)
 
-    def candidates(self, group: Group, time: int) -> list[int]:
-        """The times at which an item that came late may have made the condition hold, in order."""
-        until = min(group.alert.newest, time + self.longest)
+    def candidates(self, group: Group, time: int) -> set[int]:
+        """The times, its own and later ones, at which an item may have made the condition hold."""
         ends = {time}
         for occurrences in group.occurrences.values():
-            ends.update(occurrences.ends_between(time, until))
-        if self.drifts:
+            if occurrences.ends and occurrences.ends[-1] > time:
+                ends.update(occurrences.ends_between(time, time + self.longest))
+        if time < group.alert.newest:
+            until = min(group.alert.newest, time + self.longest + 1)
             for begin in sorted(ends):
                 ends.update(self._changes_between(group, begin, until))
-        return sorted(ends)
+        return ends
 
     def _changes_between(self, group: Group, begin: int, until: int) -> Iterator[int]:
+        """Times from which on the condition may be another, and the last ones before."""
         at = self.condition.changes(group, begin)
         for _ in range(MOST_CHANGES):
             if at is None or at > until:
                 return
+            yield at - 1
             yield at
             at = self.condition.changes(group, at)
+
+
+def _goes_on(group: Group, time: int) -> bool:
+    """Whether the alert fires at a time, whatever is looked at before."""
+    return group.alert.active and (group.due is None or time < group.due)
 
 
 MAX_EVIDENCE = 10

@@ -11,6 +11,7 @@ import pytest
 from otel_bridge import catalog
 from otel_bridge.errors import ConfigError
 from otel_bridge.rules.prometheus.build import build_files, compile_rules, write_files
+from otel_bridge.rules.prometheus.compile import alert_labels
 from otel_bridge.rules.prometheus.promql import Target, duration, matcher
 from tests.support.rules import load, rule
 
@@ -238,6 +239,15 @@ CASES: list[dict[str, Any]] = [
     rule({"all": [{**FAILED, "ratio": "> 50%"}, {"not": {"metric": LOST, "rate": "> 1/s", "within": "5m"}}]}),
     rule({"event": "oom_kill", "within": "5m"}, by=["comm"], summary="{comm}"),
     rule({**FAILED, "ratio": "> 1%", "within": "6h"}, **PROMETHEUS),
+    rule({"span": "any", "mean": {"of": "duration", "is": "> 0s"}, "within": "5m"}),
+    rule(
+        {
+            "span": "any",
+            "delta": {"stat": "mean", "of": "duration", "is": "< -95%", "against": "10m"},
+            "within": "5m",
+        }
+    ),
+    rule({**FAILED, "count": 2}, by=["name"], summary="{{name}} of {name}", labels={"team": "{{ $value }}"}),
 ]
 
 
@@ -255,6 +265,14 @@ def test_generated_tests_fire_and_stay_silent(tmp_path: Path):
             ["promtool", command, "rules", *paths], capture_output=True, text=True, timeout=100, check=False
         )
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_no_template_gets_into_a_label():
+    """What looks like one is shown as it stands: a value there would be another alert each time."""
+    [found] = compile_rules(
+        load(rule({**FAILED, "count": 2}, labels={"team": "{{ $value }}"})), Target()
+    ).values()
+    assert alert_labels(found.rule)["team"] == '{{ "{" }}{{ "{" }} $value }}'
 
 
 @pytest.mark.parametrize(
