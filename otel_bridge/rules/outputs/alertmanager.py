@@ -147,9 +147,9 @@ class _Pusher:
                 return self._failed(error)
         if due and self._failures:
             log.warning("Alertmanager takes alerts again", url=self.client.url)
-            self._failures = 0
-        later = (self._due_at(alert) for alert in every)
-        return max(0.0, min(later, default=self._config.resend_interval + now) - now)
+        self._failures = 0
+        later = [self._due_at(alert) for alert in every]
+        return max(0.0, min([*later, now + self._config.resend_interval]) - now)
 
     def _due_at(self, alert: ActiveAlert) -> float:
         """When an alert is to be sent, on the monotonic clock."""

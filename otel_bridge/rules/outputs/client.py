@@ -77,7 +77,8 @@ class JsonClient:
         except TimeoutError:
             self._on_answer("timeout")
             raise RetryableError(f"no answer within {self._config.timeout:g} s") from None
-        except (aiohttp.ClientError, OSError) as error:
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            # ValueError: bytes that are no HTTP can surface as one from the parser.
             self._on_answer("connection")
             raise RetryableError(f"{type(error).__name__}: {error}") from error
         self._on_answer(str(status))

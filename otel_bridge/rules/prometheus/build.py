@@ -10,7 +10,7 @@ import yaml
 
 from otel_bridge.errors import ConfigError, ConfigProblem
 from otel_bridge.rules.language import RuleCondition, walk
-from otel_bridge.rules.prometheus.compile import alert_annotations, alert_labels, compile_rule
+from otel_bridge.rules.prometheus.compile import alert_annotations, alert_labels, compile_rule, literal
 from otel_bridge.rules.prometheus.promql import NotExpressibleError, duration
 from otel_bridge.rules.prometheus.samples import Timeline, written
 
@@ -185,13 +185,14 @@ def _referred(one: CompiledRule, compiled: Mapping[str, CompiledRule]) -> list[C
 def _example_labels(one: CompiledRule) -> dict[str, str]:
     examples = dict(one.hot[0].labels) if one.hot else {}
     groups = {label: examples.get(label, f"{label}-1") for label in one.labels}
-    return {**alert_labels(one.rule), **groups}
+    return {"severity": one.rule.severity, **one.rule.labels, **groups}
 
 
 def _example_annotations(one: CompiledRule, target: Target) -> dict[str, str]:
     out = alert_annotations(one, target)
     for label, value in _example_labels(one).items():
         out["summary"] = out["summary"].replace(f"{{{{ $labels.{label} }}}}", value)
+    out["summary"] = out["summary"].replace(literal("{"), "{")
     return out
 
 

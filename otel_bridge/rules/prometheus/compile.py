@@ -294,17 +294,24 @@ def _metrics(samples: tuple[Sampled, ...]) -> set[str]:
 
 def alert_labels(rule: Rule) -> dict[str, str]:
     """The labels that all alerts of a rule have."""
-    return {"severity": rule.severity, **rule.labels}
+    return {"severity": rule.severity, **{name: literal(text) for name, text in rule.labels.items()}}
+
+
+def literal(text: str) -> str:
+    """A text that Prometheus, to which labels and annotations are templates, shows as it is."""
+    return text.replace("{", '{{ "{" }}')
 
 
 def alert_annotations(compiled: CompiledRule, target: Target) -> dict[str, str]:
     """For people; the values of labels as Prometheus fills them in."""
     rule = compiled.rule
-    summary = rule.summary
-    for key in rule.by:
-        summary = summary.replace(f"{{{key.label}}}", f"{{{{ $labels.{key.prometheus} }}}}")
+    names = {key.label: key.prometheus for key in rule.by}
+    parts = re.split(r"\{([^{}]*)\}", rule.summary)
+    summary = [
+        f"{{{{ $labels.{names[part]} }}}}" if place % 2 else literal(part) for place, part in enumerate(parts)
+    ]
     out = {
-        "summary": summary,
+        "summary": "".join(summary),
         "runbook_url": f"{target.runbook_url}#{(rule.runbook or rule.name).lower()}",
     }
     if compiled.streaming_only:

@@ -27,7 +27,7 @@ from otel_bridge.rules.prometheus.promql import (
     number,
     without,
 )
-from otel_bridge.rules.prometheus.samples import FACTORS, STEADY, SeriesSample, around, pairs, passing
+from otel_bridge.rules.prometheus.samples import STEADY, SeriesSample, around, factors, pairs, passing
 from otel_bridge.rules.terms import OPERATORS, Comparison, in_unit
 from otel_bridge.rules.vocabulary import VALUE
 
@@ -132,7 +132,7 @@ class MetricLeaf:
             good, bad = passing(around(threshold), single.operator, threshold, lambda value: value)
             value = self._over(_WORST[single.operator], str(selector))
             # It moves at every step: a value in a label would make another alert each time.
-            moving = 1e-6 if single.operator.startswith(">") else -1e-6
+            moving = 1.0 if single.operator.startswith(">") else -1.0
             examples = (self._constant(selector, good, moving), self._constant(selector, bad, -moving))
             return self._leaf_of(value, "worst", (single.operator, threshold), examples, covers=0.0)
         return self._number_of_hits(selector, tests)
@@ -218,7 +218,7 @@ class MetricLeaf:
         threshold = threshold_of(settings, "1")
         base = max(10.0, settings.at_least * self._target.scrape_interval / self._window * 2)
         good, bad = passing(
-            [threshold * factor for factor in FACTORS],
+            [threshold * 2, threshold / 2, threshold + 1],
             settings.is_.operator,
             threshold,
             lambda share: share,
@@ -284,7 +284,9 @@ class MetricLeaf:
         )
         grown = self._over("sum", growth(buckets, self._window), "le")
         operator, threshold = settings.is_.operator, threshold_of(settings, self._series.unit)
-        good, bad = passing((threshold * 2, threshold / 2), operator, threshold, lambda value: value)
+        good, bad = passing(
+            (threshold * 2, threshold / 2, threshold + 1), operator, threshold, lambda value: value
+        )
         count = self._over("sum", growth(self._counted, self._window))
         rate = 10.0 + settings.at_least
         true, false = (
@@ -378,7 +380,9 @@ class MetricLeaf:
         step, before = self._target.scrape_interval, -self._window
         base = 100.0 if relative else max(1.0, 4 * abs(threshold))
         unit = 1.0 if relative else base
-        good, bad = passing(FACTORS, settings.is_.operator, threshold, lambda factor: (factor - 1) * unit)
+        good, bad = passing(
+            factors(threshold / unit), settings.is_.operator, threshold, lambda factor: (factor - 1) * unit
+        )
         if settings.stat == "rate":
             a_step = base * step
             true, false = (

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from prometheus_client.utils import floatToGoString
 
 from otel_bridge import catalog
-from otel_bridge.rules.prometheus.promql import number, quoted
+from otel_bridge.rules.prometheus.promql import NotExpressibleError, number, quoted
 from otel_bridge.rules.terms import OPERATORS
 
 if TYPE_CHECKING:
@@ -71,14 +71,20 @@ def passing(
     """Of some candidates one whose measure passes a test, and one whose measure does not.
 
     Raises:
-        ValueError: all pass, or none does.
+        NotExpressibleError: all pass, or none does: the test tells nothing apart.
     """
     tested = [(OPERATORS[operator](measure(value), threshold), value) for value in candidates]
     good = next((value for passes, value in tested if passes), None)
     bad = next((value for passes, value in tested if not passes), None)
     if good is None or bad is None:
-        raise ValueError(f"no example for {operator} {threshold:g}")
+        raise NotExpressibleError(f"'{operator} {threshold:g}' tells no two values apart")
     return good, bad
+
+
+def factors(threshold: float) -> tuple[float, ...]:
+    """What a value may be multiplied with to change by more, or by less, than a threshold of its own size."""
+    near = (1 + threshold * 1.1, 1 + threshold * 0.9)
+    return (*FACTORS, *(factor for factor in near if factor > 0))
 
 
 def around(threshold: float) -> tuple[float, ...]:

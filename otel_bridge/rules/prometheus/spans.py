@@ -33,7 +33,7 @@ from otel_bridge.rules.prometheus.promql import (
     number,
     without,
 )
-from otel_bridge.rules.prometheus.samples import FACTORS, STEADY, SpanSample, at_most, pairs, passing
+from otel_bridge.rules.prometheus.samples import STEADY, SpanSample, at_most, factors, pairs, passing
 from otel_bridge.rules.terms import OPERATORS, Comparison, in_unit
 from otel_bridge.rules.vocabulary import DURATION, attribute_of
 
@@ -88,11 +88,11 @@ class SpanLeaf:
     """
 
     def __init__(
-        self, leaf: SpanCondition, window: float, rule_by: Grouping, target: Target, *, interpolate: bool
+        self, leaf: SpanCondition, window: float, groups: Grouping, target: Target, *, interpolate: bool
     ) -> None:
         self._leaf = leaf
         self._window = window
-        self._groups = rule_by
+        self._groups = groups
         self._target = target
         self._interpolate = interpolate
         self._labels = {prometheus_name(key) for key in METRIC.labels} | {
@@ -305,7 +305,10 @@ class SpanLeaf:
         self, settings: Any, threshold: float
     ) -> tuple[tuple[SpanSample, ...], tuple[SpanSample, ...]]:
         good, bad = passing(
-            (threshold * 2, threshold / 2), settings.is_.operator, threshold, lambda seconds: seconds
+            (threshold * 2, threshold / 2, threshold + 1),
+            settings.is_.operator,
+            threshold,
+            lambda seconds: seconds,
         )
         rate = (STEADY, self._per_step(settings.at_least))
         return (self._sample(rate, seconds=good),), (self._sample(rate, seconds=bad),)
@@ -404,7 +407,9 @@ class SpanLeaf:
         if not relative:
             base += math.ceil(4 * abs(threshold) * step / each)
         unit = 1.0 if relative else base * each / step
-        good, bad = passing(FACTORS, settings.is_.operator, threshold, lambda factor: (factor - 1) * unit)
+        good, bad = passing(
+            factors(threshold / unit), settings.is_.operator, threshold, lambda factor: (factor - 1) * unit
+        )
         before = -self._window
         changed, kept = (self._sample((before, base), (STEADY, base * factor)) for factor in (good, bad))
         return (changed,), (kept,)
@@ -416,7 +421,7 @@ class SpanLeaf:
         base = 0.4 if relative else max(0.4, 4 * abs(threshold))
         unit = 1.0 if relative else base
         good, bad = passing(
-            [factor for factor in FACTORS if factor],
+            [factor for factor in factors(threshold / unit) if factor],
             settings.is_.operator,
             threshold,
             lambda factor: (factor - 1) * unit,

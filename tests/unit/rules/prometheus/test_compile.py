@@ -247,7 +247,12 @@ CASES: list[dict[str, Any]] = [
             "within": "5m",
         }
     ),
-    rule({**FAILED, "count": 2}, by=["name"], summary="{{name}} of {name}", labels={"team": "{{ $value }}"}),
+    rule(
+        {**FAILED, "count": 2},
+        by=["service.name"],
+        summary="{{service.name}} of {service.name}",
+        labels={"team": "{{ $value }}"},
+    ),
 ]
 
 
