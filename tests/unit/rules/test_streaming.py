@@ -44,6 +44,30 @@ def test_a_threshold_is_exact(duration, fires):
     assert bool(bench.firings) == fires
 
 
+def test_a_share_slides_in_sixtieths_of_its_window():
+    """Half of the handshakes are slow, until the slow one leaves the window of 3 s."""
+    bench = Bench(rule({**SLOW, "ratio": "> 30%", "within": "3s"}))
+    for at, duration in ((1.0, 600), (1.5, 100)):
+        bench.at(at)
+        bench.event("tls_handshake", at, duration=duration * MS)
+    bench.at(10)
+    assert changes(bench) == [(True, 1.0), (False, 4.0)]
+
+
+@pytest.mark.parametrize(
+    ("quick", "fires"), [(None, True), (2.0, False), (2.5, False), (3.0, False), (3.1, True)]
+)
+def test_what_is_no_hit_breaks_a_run(quick, fires):
+    """Between the first and the last hit, or at the very time of either."""
+    bench = Bench(rule({**SLOW, "consecutive": 2, "within": "5s"}))
+    bench.at(4)
+    if quick is not None:
+        bench.event("tls_handshake", quick, duration=100 * MS)
+    for at in (2.0, 3.0):
+        bench.event("tls_handshake", at, duration=600 * MS)
+    assert bool(bench.firings) == fires
+
+
 # What an alert says
 
 
