@@ -10,6 +10,9 @@ use pyo3::types::PyBytes;
 
 use super::{numbers, Stretches};
 
+/// The codes of a combination, and its texts, each with its label.
+type Labels<'py> = (Bound<'py, PyBytes>, Vec<(u8, Bound<'py, PyBytes>)>);
+
 /// Combinations of labels, numbered in the order in which they came.
 #[pyclass(module = "otel_bridge._native.wire")]
 #[derive(Default)]
@@ -70,12 +73,7 @@ impl Cells {
     }
 
     /// The codes of a combination, then its texts, each with its label.
-    fn labels<'py>(
-        &self,
-        py: Python<'py>,
-        id: usize,
-        width: usize,
-    ) -> Option<(Bound<'py, PyBytes>, Vec<(u8, Bound<'py, PyBytes>)>)> {
+    fn labels<'py>(&self, py: Python<'py>, id: usize, width: usize) -> Option<Labels<'py>> {
         let (codes, mut rest) = self.keys.get(id)?.split_at_checked(width.max(1))?;
         let mut texts = Vec::new();
         while let Some(([label, len @ ..], after)) = rest.split_first_chunk::<HEAD>() {
