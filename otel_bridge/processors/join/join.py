@@ -89,7 +89,7 @@ class Join:
             complete_until: is told until when (unix nanoseconds) this machine's events are needed, and tells
                 until when all were taken; 0 where nobody knows.
         """
-        if not len(batch):
+        if not len(batch) or not (self._inbox.foreign or self._inbox.local):
             return
         end = int(batch.spans["end"].max())
         if self._inbox.foreign and (left := self._left(self._config.foreign_wait, end)) > 0:
