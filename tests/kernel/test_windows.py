@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import socket
 import subprocess
+import sys
+import termios
 import time
 from contextlib import contextmanager
 from threading import Thread
@@ -47,9 +50,19 @@ def serving(handle):
             running.join()
 
 
+def unread(connection: socket.socket) -> int:
+    """Bytes that came and wait."""
+    return int.from_bytes(fcntl.ioctl(connection, termios.FIONREAD, bytes(4)), sys.byteorder)
+
+
 def read_late(connection: socket.socket) -> None:
-    """Nothing for a while, then everything."""
+    """Nothing for a while after the queue is full, then everything."""
     with connection:
+        # A busy sender takes its time to fill it, and the window is closed from then on only.
+        before = 0
+        while before == 0 or unread(connection) != before:
+            before = unread(connection)
+            time.sleep(HOLD / 3)
         time.sleep(HOLD)
         while connection.recv(1 << 20):
             pass
