@@ -331,37 +331,22 @@ def decide_by_itself(record: Record, rules: Rules, now: float, mode: Mode, reaso
 
 
 def _open(record: Record, now: float, until: float, cause: Cause, reason: str) -> Record:
-    return replace(
-        record,
-        state=State.OPEN,
-        since=now,
-        base_until=until,
-        permits={},
-        passed=0,
-        lost=0,
-        cause=cause,
-        reason=reason,
-    )
+    return replace(_entered(record, State.OPEN, now, cause, reason), base_until=until)
 
 
 def _half_open(record: Record, now: float, cause: Cause, reason: str) -> Record:
-    return replace(
-        record,
-        state=State.HALF_OPEN,
-        since=now,
-        base_until=0.0,
-        permits={},
-        passed=0,
-        lost=0,
-        cause=cause,
-        reason=reason,
-    )
+    return _entered(record, State.HALF_OPEN, now, cause, reason)
 
 
 def _closed(record: Record, now: float, cause: Cause, reason: str) -> Record:
+    return _entered(record, State.CLOSED, now, cause, reason)
+
+
+def _entered(record: Record, state: State, now: float, cause: Cause, reason: str) -> Record:
+    """A state begins with no end of its own and no probes."""
     return replace(
         record,
-        state=State.CLOSED,
+        state=state,
         since=now,
         base_until=0.0,
         permits={},
