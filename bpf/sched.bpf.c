@@ -64,35 +64,6 @@ static __always_inline void note_stack(void *ctx, struct task_struct *task, __u6
 	}
 }
 
-static __always_inline void leave(void *ctx, struct task_struct *task, bool preempted, __u64 now)
-{
-	const struct thread_layout *layout;
-	struct origin origin;
-	struct wait *wait;
-
-	/* The kernel's own threads, and those that have ended. */
-	if (!FIELD(task, mm)) {
-		/* The next thread of its number shall not find its wait. */
-		if (!STORAGE_GOES_WITH_OWNER && task_state(task) & STATE_DEAD)
-			bpf_task_storage_delete(&waits, task);
-		return;
-	}
-	layout = layout_of(FIELD(task, tgid));
-	if (!may_have_spans(layout) || !span_of_task(layout, task, &origin))
-		return;
-	wait = bpf_task_storage_get(&waits, task, NULL, BPF_LOCAL_STORAGE_GET_F_CREATE);
-	if (!wait) {
-		count(COUNTER_LOST_STATE);
-		return;
-	}
-	wait->origin = origin;
-	wait->runnable_ns = preempted || task_state(task) == 0 ? now : 0;
-	wait->off_ns = now;
-	wait->user_stack[0] = 0;
-	if (CONSTANT(config, stacks))
-		note_stack(ctx, task, wait->user_stack);
-}
-
 static __always_inline void add_to_span(const struct wait *wait, __u64 run_queue, __u64 off_cpu, __u64 now)
 {
 	struct span_key key = span_key_of(&wait->origin);
@@ -129,20 +100,68 @@ static __always_inline void long_wait(const struct wait *wait, __u64 run_queue, 
 	bpf_ringbuf_submit(record, 0);
 }
 
-static __always_inline void arrive(struct task_struct *task, __u64 now)
+static __always_inline void end_wait(struct wait *wait, __u64 now)
 {
-	struct wait *wait = bpf_task_storage_get(&waits, task, NULL, 0);
-	__u64 run_queue, off_cpu;
+	__u64 run_queue = wait->runnable_ns ? now - wait->runnable_ns : 0;
+	__u64 off_cpu = now - wait->off_ns - run_queue;
 
-	if (!wait || !wait->off_ns)
-		return;
-	run_queue = wait->runnable_ns ? now - wait->runnable_ns : 0;
-	off_cpu = now - wait->off_ns - run_queue;
 	add_to_span(wait, run_queue, off_cpu, now);
 	if (run_queue >= CONSTANT(config, run_queue_threshold_ns) ||
 	    off_cpu >= CONSTANT(config, off_cpu_threshold_ns))
 		long_wait(wait, run_queue, off_cpu, now);
 	wait->off_ns = 0;
+}
+
+static __always_inline void arrive(struct task_struct *task, __u64 now)
+{
+	struct wait *wait = bpf_task_storage_get(&waits, task, NULL, 0);
+
+	if (wait && wait->off_ns)
+		end_wait(wait, now);
+}
+
+/* Some virtual machines hide threads of their own: the kernel tells neither perf, ftrace nor BPF of the switch from
+ * such a thread to another. The other one shows when it leaves the CPU again, as one that had never come back; it came
+ * as long ago as the scheduler says that it has run.
+ */
+static __always_inline void arrived_unseen(struct task_struct *task, struct wait *wait, __u64 now)
+{
+	__u64 ran = FIELD(task, se.sum_exec_runtime) - FIELD(task, se.prev_sum_exec_runtime);
+	__u64 ready = wait->runnable_ns ? wait->runnable_ns : wait->off_ns;
+
+	end_wait(wait, ran < now - ready ? now - ran : ready);
+}
+
+static __always_inline void leave(void *ctx, struct task_struct *task, bool preempted, __u64 now)
+{
+	struct wait *wait = bpf_task_storage_get(&waits, task, NULL, 0);
+	const struct thread_layout *layout;
+	struct origin origin;
+
+	if (wait && wait->off_ns)
+		arrived_unseen(task, wait, now);
+	/* The kernel's own threads, and those that have ended. */
+	if (!FIELD(task, mm)) {
+		/* The next thread of its number shall not find its wait. */
+		if (!STORAGE_GOES_WITH_OWNER && task_state(task) & STATE_DEAD)
+			bpf_task_storage_delete(&waits, task);
+		return;
+	}
+	layout = layout_of(FIELD(task, tgid));
+	if (!may_have_spans(layout) || !span_of_task(layout, task, &origin))
+		return;
+	if (!wait)
+		wait = bpf_task_storage_get(&waits, task, NULL, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	if (!wait) {
+		count(COUNTER_LOST_STATE);
+		return;
+	}
+	wait->origin = origin;
+	wait->runnable_ns = preempted || task_state(task) == 0 ? now : 0;
+	wait->off_ns = now;
+	wait->user_stack[0] = 0;
+	if (CONSTANT(config, stacks))
+		note_stack(ctx, task, wait->user_stack);
 }
 
 /* `previous` still runs here: its memory can be read, the next one's cannot. */

@@ -55,6 +55,11 @@ struct pid {
 	struct upid numbers[1]; /* one for each level */
 };
 
+struct sched_entity {
+	__u64 sum_exec_runtime; /* ns on a CPU, as of the last tick, switch or wait */
+	__u64 prev_sum_exec_runtime; /* the same, when it was last given one */
+};
+
 struct task_struct {
 	int pid;
 	int tgid;
@@ -64,6 +69,7 @@ struct task_struct {
 	struct signal_struct *signal;
 	struct nsproxy *nsproxy;
 	struct thread_struct thread;
+	struct sched_entity se;
 	char comm[16];
 };
 

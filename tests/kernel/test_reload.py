@@ -17,7 +17,7 @@ from otel_bridge.kernel.monitor import ReloadError
 from otel_bridge.kernel.probes import PROBES, is_wanted
 from otel_bridge.model import KernelEventKind, Match
 from tests.support.kernel import PROBES as PROBE_NAMES
-from tests.support.kernel import ROOT, all_told, config, eventually, followed, monitoring
+from tests.support.kernel import ROOT, config, eventually, followed, monitoring
 from tests.support.processes import Bridge, needs_command, running
 
 PRIME = 23
@@ -70,8 +70,8 @@ def test_a_probe_that_is_switched_on_sees_what_comes_and_off_hands_over_what_it_
     waits, rows = ([len(monitor.events.on_span(kind, n)) for n in (1, 2, 3, 4)] for kind in kinds)
     assert rows == [0, 1, 0, 1]
     assert waits[0] == waits[2] == 0
-    assert all_told(waits[1], 11)
-    assert all_told(waits[3], 17)
+    assert waits[1] == 11
+    assert waits[3] == 17
     sums = monitor.events.on_span(KernelEventKind.SCHED_SUM, 4)
     assert sums["off_cpu_count"].sum() >= waits[3]
     shown = monitor.telemetry.registry.get_sample_value(catalog.KERNEL_PROBE_LOADED.name, {"probe": "sched"})
@@ -91,7 +91,7 @@ def test_thresholds_change(worker):
         len(monitor.events.on_span(KernelEventKind.SCHED_WAIT, span)) for span in (1, 2, 3)
     )
     assert before == after == 0
-    assert all_told(between, PRIME)
+    assert between == PRIME
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +143,7 @@ def test_what_needs_a_restart_is_said_and_the_rest_is_done(worker):
         assert monitor.config.probes.sched.off_cpu_threshold == 0.005
         assert monitor.config.max_spans != 99
         worker.do({"do": "sleep", "span": 1, "seconds": 0.03, "times": PRIME})
-    assert all_told(len(monitor.events.on_span(KernelEventKind.SCHED_WAIT, 1)), PRIME)
+    assert len(monitor.events.on_span(KernelEventKind.SCHED_WAIT, 1)) == PRIME
 
 
 def test_without_privileges_what_can_be_done_is_done(closed_port):

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from otel_bridge.model import KernelEventKind, Match
-from tests.support.kernel import UNSEEN_WAITS, all_told, followed, monitoring
+from tests.support.kernel import followed, monitoring
 
 pytestmark = pytest.mark.usefixtures("each_backend")
 
@@ -26,7 +26,7 @@ def test_sleeps_are_off_cpu_time_of_the_span(worker):
     sums = monitor.events.on_span(KernelEventKind.SCHED_SUM, 1)
     assert set(sums["match"]) == {Match.THREAD}
     assert set(sums["tgid"]) == {worker.pid}
-    assert sums["off_cpu_count"].sum() >= PRIME - UNSEEN_WAITS
+    assert sums["off_cpu_count"].sum() == PRIME
     assert sums["off_cpu_ns"].sum() >= sums["off_cpu_count"].sum() * (4_000_000 - ARMED)
     # Sleeps are all that this thread does: nothing near their sum comes on top.
     assert sums["off_cpu_ns"].sum() < PRIME * 4_000_000 * 2
@@ -40,7 +40,7 @@ def test_long_waits_are_events_with_the_stack_they_began_in(worker):
         worker.do({"do": "sleep", "span": 1, "seconds": 0.05, "times": 7})
         worker.do({"do": "sleep", "span": 2, "seconds": 0.001, "times": PRIME})
     waits = monitor.events.on_span(KernelEventKind.SCHED_WAIT, 1)
-    assert all_told(len(waits), 7)
+    assert len(waits) == 7
     assert (waits["off_cpu_ns"] >= 50_000_000 - ARMED).all()
     assert (waits["duration"] == waits["off_cpu_ns"] + waits["run_queue_ns"]).all()
     for stack in waits["stack"].tolist():

@@ -62,16 +62,6 @@ def needs_objects() -> None:
     subprocess.run(["make", "-s", "-C", str(ROOT / "bpf")], check=True)
 
 
-UNSEEN_WAITS = 2
-"""Of the waits of one test, how many may end unseen. Some virtual machines hide threads of their own: the
-kernel tells neither perf, ftrace nor BPF of the switch from such a thread to another."""
-
-
-def all_told(count: int, caused: int) -> bool:
-    """Whether as many waits were told of as were caused; none more, and hardly one less (`UNSEEN_WAITS`)."""
-    return caused - UNSEEN_WAITS <= count <= caused
-
-
 def trace_id(number: int) -> bytes:
     """A trace id that is told apart from those of other tests running now."""
     return os.getpid().to_bytes(8, "big") + number.to_bytes(8, "big")

@@ -128,6 +128,10 @@ static int fake_delete(const void *declaration, const void *key, size_t key_size
 	fake_update(map, item, sizeof(*(map)->key), content, sizeof(*(map)->value), flags)
 #define bpf_sk_storage_get(map, sk, initial, flags)                                                            \
 	((typeof((map)->value))fake_storage(map, sk, sizeof(*(map)->value), flags))
+#define bpf_task_storage_get(map, task, initial, flags)                                                        \
+	((typeof((map)->value))fake_storage(map, task, sizeof(*(map)->value), flags))
+/* Only those whose storage does not go with them ask. */
+#define bpf_task_storage_delete(map, task) abort()
 /* Tests put it right behind its struct sock. */
 #define bpf_skc_to_tcp_sock(sk) ((struct tcp_sock *)((struct sock *)(sk) + 1))
 #define bpf_map_delete_elem(map, item) fake_delete(map, item, sizeof(*(map)->key))
@@ -168,6 +172,11 @@ static inline long bpf_task_pt_regs(struct task_struct *task)
 static inline __u64 bpf_get_socket_cookie(struct sock *sk)
 {
 	return (__u64)(unsigned long)sk;
+}
+
+static inline long bpf_get_stack(void *ctx, void *stack, __u32 size, __u64 flags)
+{
+	return -14;
 }
 
 /* Neither the first page nor the upper half, which is the kernel's, is ever mapped for a program. */
