@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import yaml
 
-from tests.support.processes import Bridge, Process, collector_binary, free_port
+from tests.support.ports import free_port
+from tests.support.processes import Bridge, Process, collector_binary
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -15,7 +15,8 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.trace import SpanContext, SpanKind, TraceFlags
 
-from tests.support.processes import Bridge, Process, collector_binary, eventually, free_port, running
+from tests.support.ports import free_port
+from tests.support.processes import Bridge, Process, collector_binary, eventually, running
 from tests.support.sinks import GrpcSink
 
 if TYPE_CHECKING:
@@ -92,7 +93,6 @@ def collector(directory: Path, bridge: Bridge) -> tuple[Process, int, int]:
 
 @pytest.mark.collector
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 def test_a_full_queue_pushes_back_and_nothing_is_lost_or_counted_twice(tmp_path):
     """10,000 spans with known ids, by the Collector's two exporters and the SDK's two, through an outage.
 
@@ -140,7 +140,7 @@ def test_a_full_queue_pushes_back_and_nothing_is_lost_or_counted_twice(tmp_path)
             total = len(exporters) * SPANS_A_SENDER
             assert acknowledged == [SPANS_A_SENDER] * len(exporters)
             expected = {number.to_bytes(8, "big") for number in range(1, total + 1)}
-            eventually("every span arrives", lambda: expected <= set(sink.span_ids()), timeout=60)
+            eventually("every span arrives", lambda: expected <= set(sink.span_ids()))
             accepted = bridge.total("otel_bridge_receiver_accepted_items_total", signal="traces")
             codes = {
                 name for name in bridge.metrics() if name.startswith("otel_bridge_receiver_requests_total{")

@@ -18,7 +18,8 @@ from otel_bridge.contracts import SystemClock
 from otel_bridge.control.config import ControlConfig
 from otel_bridge.control.control import Control
 from otel_bridge.telemetry import Telemetry
-from tests.support.processes import ROOT, Process, free_port
+from tests.support.ports import free_port
+from tests.support.processes import ROOT, Process
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -136,7 +137,7 @@ class Site:
         breaker = self.control.board.find("llama")
         return breaker.record.state.value if breaker is not None else "none"
 
-    async def until(self, state: str, seconds: float = 15.0) -> None:
+    async def until(self, state: str, seconds: float = 60.0) -> None:
         end = time.monotonic() + seconds
         while self.state != state:
             if time.monotonic() > end:

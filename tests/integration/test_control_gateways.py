@@ -19,7 +19,8 @@ import pytest
 import yaml
 
 from otel_bridge.testing import trace_request
-from tests.support.processes import ROOT, Process, eventually, free_port
+from tests.support.ports import free_port
+from tests.support.processes import ROOT, Process, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,7 +18,7 @@ from otel_bridge.control.config import ControlConfig
 from otel_bridge.control.control import Control
 from otel_bridge.telemetry import Telemetry
 from tests.support.control import calls
-from tests.support.processes import free_port
+from tests.support.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -152,7 +152,7 @@ async def replicas(*members: Replica) -> AsyncIterator[tuple[Replica, ...]]:
 
 
 async def until(check: Any) -> None:
-    end = time.monotonic() + 5.0
+    end = time.monotonic() + 60.0
     while not check():
         if time.monotonic() > end:
             pytest.fail("not in time")

@@ -24,7 +24,7 @@ from tests.support.prometheus import Prometheus
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 HOUR = 3600
 RANGES = (HOUR // 4, HOUR, 3 * HOUR, 24 * HOUR)

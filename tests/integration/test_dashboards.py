@@ -22,14 +22,15 @@ from otel_bridge import catalog
 from otel_bridge.catalog import engines, gpu, kernel
 from tests.support.exposition import of_catalog, of_engine, recorded, served
 from tests.support.grafana import FALLBACK, annotations, filled, panels, variable_queries, variables
-from tests.support.processes import ROOT, Bridge, eventually, free_port, running
+from tests.support.ports import free_port
+from tests.support.processes import ROOT, Bridge, eventually, running
 from tests.support.prometheus import Prometheus
 from tests.support.sinks import GrpcSink
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 RECORDING = ROOT / "tests" / "golden" / "vllm-0.32-and-clients.otlp.jsonl"
 VLLM = ROOT / "tests" / "testdata" / "dashboards" / "vllm-0.32-metrics.prom"

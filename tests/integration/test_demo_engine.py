@@ -14,7 +14,8 @@ import pytest
 
 from demo.environments import ENGINE
 from otel_bridge.testing import attributes_of
-from tests.support.processes import ROOT, Process, eventually, free_port, running
+from tests.support.ports import free_port
+from tests.support.processes import ROOT, Process, eventually, running
 from tests.support.sinks import GrpcSink
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Grüße 日本"}], "max_tokens": 5}
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 
 class Served:

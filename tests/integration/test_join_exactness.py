@@ -16,7 +16,6 @@ REQUESTS = "16"
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("server", SERVERS)
 def test_events_are_on_the_span_that_caused_them(server):
     """Of retransmits, handshakes, waits, disk reads and reclaims; 96 requests, 64 at once."""

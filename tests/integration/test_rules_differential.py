@@ -24,10 +24,7 @@ from tests.support.rules import Bench, load, rule
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [
-    pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed"),
-    pytest.mark.timeout(300),
-]
+pytestmark = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 
 TICK = 15
 TARGET = Target(scrape_interval=TICK)

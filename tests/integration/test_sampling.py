@@ -12,7 +12,8 @@ import pytest
 import yaml
 
 from otel_bridge.testing import spans_of, trace_request
-from tests.support.processes import Bridge, Process, collector_binary, eventually, free_port, running
+from tests.support.ports import free_port
+from tests.support.processes import Bridge, Process, collector_binary, eventually, running
 from tests.support.sampling import FAST, Sampling
 from tests.support.sinks import SERVICES, GrpcSink
 

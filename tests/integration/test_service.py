@@ -18,7 +18,8 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from otel_bridge.testing import attributes_of, trace_request
-from tests.support.processes import Bridge, eventually, free_port, running
+from tests.support.ports import free_port
+from tests.support.processes import Bridge, eventually, running
 from tests.support.sinks import SERVICES, GrpcSink
 
 CHAT = {

@@ -12,12 +12,12 @@ import pytest
 
 from otel_bridge.bundle.bundle import bundle, drift
 from otel_bridge.testing import trace_request
-from tests.support.processes import ROOT, Process, free_port, running
+from tests.support.ports import free_port
+from tests.support.processes import ROOT, Process, running
 from tests.support.sinks import SERVICES, GrpcSink
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_wheel_installs_and_runs_in_an_empty_environment(tmp_path):
     """Built, installed with its dependencies, checked, run; a span goes through the native codec."""
     pip = ["-m", "pip", "--disable-pip-version-check", "-q"]

@@ -133,6 +133,19 @@ def closed_port():
         yield holder.getsockname()[1]
 
 
+@pytest.fixture(scope="session")
+def bpffs(tmp_path_factory):
+    """A bpffs of this session's own: not every machine has one, and what is pinned here is nobody else's."""
+    place = tmp_path_factory.mktemp("bpffs")
+    mounted = subprocess.run(
+        ["mount", "-t", "bpf", "bpf", place], capture_output=True, text=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"needs bpffs in the kernel: {mounted.stderr.strip()}")
+    yield place
+    subprocess.run(["umount", "-l", place], check=True)
+
+
 @pytest.fixture
 def namespace():
     """A network namespace of the test's own."""

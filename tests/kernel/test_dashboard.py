@@ -16,7 +16,7 @@ from tests.support.processes import Bridge, eventually, running
 from tests.support.prometheus import Prometheus
 from tests.support.sinks import GrpcSink
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.slow
 
 UNFORCED = {
     "Retransmits and resets",

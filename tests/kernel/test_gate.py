@@ -25,7 +25,7 @@ from otel_bridge.libbpf.core_object import Object
 from otel_bridge.libbpf.library import Library
 from otel_bridge.telemetry import Telemetry
 from tests.support.cgroups import MIB, MemoryCgroup, MissingControllerError
-from tests.support.gates import change, own_bpffs, service
+from tests.support.gates import change, service
 from tests.support.kernel import eventually
 from tests.support.processes import needs_command
 
@@ -34,10 +34,10 @@ FOREVER = 3600.0
 
 
 @pytest.fixture(autouse=True)
-def pins():
+def pins(bpffs):
     """A place of the test's own, empty again afterwards."""
     needs_command("unshare", "util-linux")
-    place = own_bpffs()
+    place = bpffs / "gates"
     yield place
     for pin in sorted(place.rglob("*"), reverse=True):
         pin.rmdir() if pin.is_dir() else pin.unlink()

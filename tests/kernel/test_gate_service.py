@@ -10,14 +10,14 @@ import sys
 from otel_bridge import catalog
 from otel_bridge.control.gate.attachment import sweep
 from otel_bridge.libbpf.library import Library
-from tests.support.gates import own_bpffs, service
+from tests.support.gates import service
 from tests.support.kernel import eventually
 from tests.support.processes import Bridge, running
 
 PRIME = 53
 
 
-def configuration(directory):
+def configuration(directory, pins):
     """A gate on a process with a name of this test's own; probes, so that privileges are dropped."""
     probes = {name: {"enabled": False} for name in ("sched", "block", "memory", "tls", "user", "requests")}
     return {
@@ -28,7 +28,7 @@ def configuration(directory):
             "operators": {"socket": str(directory / "control.sock")},
             "decisions": {"http": {"enabled": False}},
             "actions": {
-                "pins": str(own_bpffs()),
+                "pins": str(pins),
                 "scan_interval": 0.1,
                 "gates": {"llama": {"targets": ["llama"], "process": f"*gate-service-{os.getpid()}*"}},
             },
@@ -42,12 +42,13 @@ def order(bridge, *arguments):
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
-def test_an_operator_shuts_the_gate_and_it_stays_shut_over_a_crash(tmp_path):
+def test_an_operator_shuts_the_gate_and_it_stays_shut_over_a_crash(tmp_path, bpffs):
     """The service comes after the bridge, whose main thread can attach nothing any more."""
-    bridge = Bridge(tmp_path, configuration(tmp_path))
+    pins = bpffs / "gates"
+    bridge = Bridge(tmp_path, configuration(tmp_path, pins))
     with running(bridge), service(name=f"gate-service-{os.getpid()}") as guarded:
         gauge = catalog.CONTROL_GATE_NAMESPACES.name
-        eventually("it is guarded", lambda: bridge.total(gauge, gate="llama") == 1, timeout=30)
+        eventually("it is guarded", lambda: bridge.total(gauge, gate="llama") == 1)
         order(bridge, "open", "llama", "--for", "10m", "--reason", "test")
         assert guarded.knock(PRIME) == {"refused": PRIME}
         assert "privileges dropped" in bridge.output()
@@ -55,13 +56,13 @@ def test_an_operator_shuts_the_gate_and_it_stays_shut_over_a_crash(tmp_path):
         eventually("it is counted", lambda: bridge.total(refused, result="refused") == PRIME)
         bridge.stop(signal.SIGKILL)
         assert guarded.knock(PRIME) == {"refused": PRIME}
-        with running(Bridge(tmp_path, configuration(tmp_path))) as again:
+        with running(Bridge(tmp_path, configuration(tmp_path, pins))) as again:
             assert guarded.knock(PRIME) == {"refused": PRIME}
             assert "taken_over" in again.output()
             order(again, "close", "llama", "--reason", "test")
             assert guarded.knock(PRIME) == {"admitted": PRIME}
             history = order(again, "history", "llama", "--json")
     assert '"actor":"llama"' in history.replace(" ", "")
-    sweep(Library(), own_bpffs())
-    assert not list(own_bpffs().iterdir())
-    own_bpffs().rmdir()
+    sweep(Library(), pins)
+    assert not list(pins.iterdir())
+    pins.rmdir()

@@ -51,15 +51,13 @@ def tables(tmp_path_factory):
 
 
 @pytest.fixture
-def pinned(tables):
+def pinned(tables, bpffs):
     """Pins a table; answers its path."""
     paths: list[Path] = []
     pin = ctypes.CDLL("libbpf.so.1").bpf_obj_pin
 
     def pin_one(name: str) -> str:
-        if not Path("/sys/fs/bpf").is_mount():
-            pytest.skip("needs bpffs: mount -t bpf bpf /sys/fs/bpf")
-        path = Path(f"/sys/fs/bpf/otel-bridge-test-{os.getpid()}-{name}")
+        path = bpffs / name
         assert pin(tables.map_fd(name), os.fsencode(path)) == 0
         paths.append(path)
         return str(path)
@@ -147,10 +145,10 @@ def test_a_table_of_another_layout_is_refused(pinned, name, found):
     assert "trace_id[16] and span_id[8]" in str(error.value)
 
 
-def test_a_table_without_type_information_is_refused():
+def test_a_table_without_type_information_is_refused(bpffs):
     """Nothing says what its bytes are."""
     needs_command("bpftool", "bpftool")
-    path = f"/sys/fs/bpf/otel-bridge-test-{os.getpid()}-untyped"
+    path = str(bpffs / "untyped")
     sizes = ["key", "8", "value", "24", "entries", "64", "name", "untyped"]
     subprocess.run(["bpftool", "map", "create", path, "type", "lru_hash", *sizes], check=True)
     try:
@@ -160,9 +158,9 @@ def test_a_table_without_type_information_is_refused():
         Path(path).unlink()
 
 
-def test_a_table_that_is_not_there_stops_only_who_requires_it(silent, closed_port):
+def test_a_table_that_is_not_there_stops_only_who_requires_it(bpffs, silent, closed_port):
     """What mends it is said."""
-    missing = "/sys/fs/bpf/otel-bridge-test-nowhere"
+    missing = str(bpffs / "nowhere")
     with pytest.raises(StartError, match=r"ENOENT.*start OBI first"):
         Monitor(config("tcp", obi_table=missing)).open()
     with monitoring("tcp", obi_table=missing, mode="auto") as monitor:

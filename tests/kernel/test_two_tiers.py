@@ -36,7 +36,7 @@ def trace_id(number: int) -> bytes:
 
 def gauge(port: int, name: str) -> float:
     """What a bridge says of itself; 0 when it says nothing yet."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
         lines = answer.read().decode().splitlines()
     return sum(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
 
@@ -90,7 +90,7 @@ def test_events_of_one_node_end_on_spans_that_left_through_another(worker, tmp_p
         def arrived() -> bool:
             return len(first.spans()) + len(last.spans()) == 2 * TRACES
 
-        eventually("every span at a backend", arrived, timeout=30)
+        eventually("every span at a backend", arrived)
         by_backend = [sink.spans() for sink in (first, last)]
     assert all(by_backend), "both gateways had a part"
     for span in by_backend[0] + by_backend[1]:

@@ -14,7 +14,8 @@ import yaml
 from otel_bridge.rules.load import load_rules
 from otel_bridge.rules.prometheus.build import build_files, write_files
 from otel_bridge.rules.prometheus.promql import Target
-from tests.support.processes import ROOT, Process, free_port, needs_command, running
+from tests.support.ports import free_port
+from tests.support.processes import ROOT, Process, needs_command, running
 from tests.support.prometheus import Prometheus
 
 if TYPE_CHECKING:

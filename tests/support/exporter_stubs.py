@@ -153,7 +153,7 @@ async def send(
     await exporter.reserve(len(payload)).send(signal, payload, items)
 
 
-async def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     """Wait for what real servers and files bring about."""
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110 (the other side is a server or a file, not an event)

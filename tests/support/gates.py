@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -144,8 +143,3 @@ def service(ports: int = 1, **options: Any) -> Iterator[Service]:
 def change(target: str, state: State, until: float = 0.0, before: State = State.CLOSED) -> Change:
     """A change as the board tells it."""
     return Change(target, before, state, "operator", "test", until, 5, 1)
-
-
-def own_bpffs() -> Path:
-    """Where tests pin, apart from a bridge that runs here and from other tests."""
-    return Path(f"/sys/fs/bpf/otel-bridge-test-{os.getpid()}")

@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from otel_bridge.kernel.config import KernelConfig
 from otel_bridge.kernel.monitor import KernelMonitor
 from otel_bridge.libbpf import OBJECTS
 from otel_bridge.telemetry import Telemetry
+from tests.support.processes import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -234,7 +234,7 @@ class Worker:
         assert self.process.stdout is not None
         self.process.stdin.close()
         try:
-            self.process.wait(5)
+            self.process.wait(20)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
@@ -244,18 +244,6 @@ class Worker:
 def followed(monitor: Monitor, pid: int) -> None:
     """Wait until the kernel knows where a process keeps its spans."""
     eventually(f"process {pid} is followed", lambda: pid in monitor.followed)
-
-
-def eventually(what: str, check: Any, timeout: float = 10.0) -> Any:
-    """Wait until `check` gives something true, and return it."""
-    end = time.monotonic() + timeout
-    while True:
-        result = check()
-        if result:
-            return result
-        if time.monotonic() > end:
-            pytest.fail(f"not within {timeout:g} s: {what}")
-        time.sleep(0.02)
 
 
 def in_threads(*functions: Any) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,20 +16,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pytest
 import yaml
 
+from tests.support.ports import free_port
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 T = TypeVar("T", bound="Process")
 ROOT = Path(__file__).parents[2]
-START_TIMEOUT = 30.0
-
-
-def free_port() -> int:
-    """A TCP port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+START_TIMEOUT = 60.0
 
 
 def eventually(what: str, check: Callable[[], Any], timeout: float = START_TIMEOUT) -> Any:
@@ -42,7 +35,7 @@ def eventually(what: str, check: Callable[[], Any], timeout: float = START_TIMEO
             return result
         if time.monotonic() > end:
             pytest.fail(f"not within {timeout:g} s: {what}")
-        time.sleep(0.05)
+        time.sleep(0.02)
 
 
 class Process:
@@ -71,13 +64,13 @@ class Process:
             if self.child.poll() is not None:
                 pytest.fail(f"{self.child.args} ended with {self.child.returncode}:\n{self.output()}")
             try:
-                with urllib.request.urlopen(url, timeout=1):
+                with urllib.request.urlopen(url, timeout=10):
                     return
             except OSError:
                 time.sleep(0.05)
         pytest.fail(f"{url} did not answer within {START_TIMEOUT:g} s:\n{self.output()}")
 
-    def stop(self, number: signal.Signals = signal.SIGTERM, timeout: float = 30.0) -> int:
+    def stop(self, number: signal.Signals = signal.SIGTERM, timeout: float = START_TIMEOUT) -> int:
         """Send a signal and wait for the end; a process that does not obey fails the test."""
         if self.child.poll() is None:
             self.child.send_signal(number)
@@ -119,7 +112,7 @@ class Bridge(Process):
 
     def metrics(self) -> dict[str, float]:
         """Every sample of /metrics by its name with labels, as exposed."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=30) as answer:
             text = answer.read().decode()
         lines = (line.rpartition(" ") for line in text.splitlines() if line and line[0] != "#")
         return {name: float(value) for name, _, value in lines}

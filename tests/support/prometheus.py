@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from tests.support.processes import Process, free_port, needs_command
+from tests.support.ports import free_port
+from tests.support.processes import Process, needs_command
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

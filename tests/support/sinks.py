@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self
 import grpc
 
 from otel_bridge.testing import spans_of
-from tests.support.processes import free_port
+from tests.support.ports import free_port
 
 if TYPE_CHECKING:
     from opentelemetry.proto.trace.v1.trace_pb2 import Span

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from tests.support.processes import ROOT, Process, collector_binary, free_port, running
+from tests.support.ports import free_port
+from tests.support.processes import ROOT, Process, collector_binary, running
 from tests.support.sinks import SERVICES
 
 if TYPE_CHECKING:

@@ -125,6 +125,6 @@ def telemetry_value(telemetry, metric):
 
 async def until(check):
     """Wait for something."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not check():  # noqa: ASYNC110 (what is waited for tells nobody)
             await asyncio.sleep(0.005)

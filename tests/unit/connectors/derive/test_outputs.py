@@ -17,7 +17,7 @@ from otel_bridge.connectors.derive.push import Push
 from otel_bridge.telemetry import Telemetry
 from otel_bridge.testing import FakeClock, attributes_of
 from tests.support.deriving import NOW, deriving
-from tests.support.processes import free_port
+from tests.support.ports import free_port
 from tests.support.sinks import GrpcSink
 from tests.unit.connectors.derive.test_derive import CALL, START, lasting
 

@@ -55,7 +55,7 @@ class Receiver:
 
 async def until(check: Callable[[], Any], clock: FakeClock | None = None) -> None:
     """Let real requests come and go until something is true; a fake clock goes on by a second each time."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not check():
             await asyncio.sleep(0.01)
             if clock is not None:

@@ -71,7 +71,6 @@ def test_each_rule_has_a_test_that_fires_and_one_that_stays_silent():
     assert sorted(names) == sorted(expected)
 
 
-@pytest.mark.timeout(300)
 def test_promtool_takes_the_shipped_rules_and_their_tests_hold():
     """The real one."""
     if shutil.which("promtool") is None:
