@@ -20,10 +20,12 @@ edits themselves are the source, so what is read and what leaves cannot differ.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from otel_bridge.edits import NUMERIC, TEXTUAL, Edits, Insert, Replacement, Slices, strings_of
 from otel_bridge.model import Reject, Scope, ValueType
 from otel_bridge.wire import sized_fields
 
@@ -96,7 +98,7 @@ class Want:
     prefix: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Plan:
     """All wanted columns; a want's place is its slot.
 
@@ -108,6 +110,16 @@ class Plan:
 
     wants: tuple[Want, ...]
     longer_than: int = 0
+
+    @cached_property
+    def slots_of(self) -> dict[bytes, tuple[int, ...]]:
+        """The slots of attributes of spans, by their keys in UTF-8."""
+        slots: dict[bytes, tuple[int, ...]] = {}
+        for slot, want in enumerate(self.wants):
+            if want.scope is Scope.SPAN:
+                key = want.key.encode()
+                slots[key] = (*slots.get(key, ()), slot)
+        return slots
 
 
 class PlanBuilder:
@@ -130,62 +142,6 @@ class PlanBuilder:
         return Plan(tuple(self._slots), self._longer_than)
 
 
-class Insert(NamedTuple):
-    """One attribute to append to each of `rows`; `kind` says which payload fields are used.
-
-    Attributes:
-        kind: "int", "double", "bool", "text", "slice", "const", or "raw".
-        key: the attribute's key in UTF-8; empty for "raw".
-        rows: u4 row numbers.
-        values: "int": i8; "double": f8; "bool": u1; "slice": u4 offsets into the data; "text" and "raw":
-            u4 lengths of the pieces of `blob`.
-        lens: "slice": u4 lengths.
-        blob: "const": the one text; "text": the texts, one after the other; "raw": encoded fields of a
-            Span message, tags included, one piece a row.
-    """
-
-    kind: str
-    key: bytes
-    rows: NDArray[np.uint32]
-    values: NDArray[np.generic]
-    lens: NDArray[np.uint32]
-    blob: bytes
-
-
-class Replacement(NamedTuple):
-    """Other bytes for whole fields of the request, wherever they stand.
-
-    Attributes:
-        offs: u4, where each field begins, at its tag; no two overlap.
-        lens: u4, its bytes, tag and length included.
-        sizes: u4 lengths of the pieces of `blob`.
-        blob: what stands there instead: encoded fields of the same message, one after the other.
-    """
-
-    offs: NDArray[np.uint32]
-    lens: NDArray[np.uint32]
-    sizes: NDArray[np.uint32]
-    blob: bytes
-
-
-class Slices(NamedTuple):
-    """One string of each of some spans: slices of one text.
-
-    Attributes:
-        rows: u4 span rows, each once.
-        data: what is sliced: the request, or a text that a step added.
-        offs: u4, where each begins in `data`.
-        lens: u4, its bytes.
-    """
-
-    rows: NDArray[np.uint32]
-    data: bytes
-    offs: NDArray[np.uint32]
-    lens: NDArray[np.uint32]
-
-
-_TEXTUAL = ("text", "slice", "const")
-_NUMERIC = ("int", "double", "bool")
 _SPAN_EVENTS = 11  # field numbers in OTLP's Span and Span.Event
 _EVENT_NAME = 2
 _NO_U4: NDArray[np.uint32] = np.empty(0, "<u4")
@@ -245,7 +201,7 @@ class Batch:
     replacements: list[Replacement] = field(default_factory=list)
     dropped: NDArray[np.bool_] | None = None
     held: NDArray[np.bool_] | None = None
-    _edits: _Edits | None = field(default=None, init=False, repr=False, compare=False)
+    _edits: Edits | None = field(default=None, init=False, repr=False, compare=False)
 
     def __len__(self) -> int:
         """How many spans there are, rejected and dropped ones included."""
@@ -313,7 +269,11 @@ class Batch:
 
     def resolved_has(self, slot: int) -> bool:
         """Whether any span may have the attribute, as it would leave now: cheaper than looking."""
-        return self.has(slot) or bool(self._inserts_of(slot))
+        return slot in self.resolved_present()
+
+    def resolved_present(self) -> frozenset[int]:
+        """The slots of attributes that any span may have, as it would leave now."""
+        return self._current_edits().present if self.inserts else self.present
 
     def resolved_numbers(self, slot: int) -> NDArray[np.float64]:
         """For each span an attribute as a number, as it would leave now; NaN where it has none.
@@ -333,7 +293,7 @@ class Batch:
         if owner is not None:
             return out[owner[0]]
         for insert in self._inserts_of(slot):
-            out[insert.rows] = insert.values if insert.kind in _NUMERIC else np.nan
+            out[insert.rows] = insert.values if insert.kind in NUMERIC else np.nan
         return out
 
     def resolved_texts(self, slot: int) -> list[Slices]:
@@ -341,6 +301,9 @@ class Batch:
 
         The same rules as for `resolved_numbers`; attributes of other types are no strings.
         """
+        inserts = self._inserts_of(slot)
+        if len(inserts) == 1 and not self.has(slot):
+            return [strings_of(inserts[0], self.data)] if inserts[0].kind in TEXTUAL else []
         records = self._left(self.column(slot))
         strings = records["type"] == ValueType.STRING
         texts = records if strings.all() else records[strings]
@@ -352,16 +315,15 @@ class Batch:
             rows = np.flatnonzero(index >= 0).astype("<u4")
             offs, lens = offs[index[rows]], lens[index[rows]]
         sent = Slices(rows, self.data, offs, lens)
-        inserts = self._inserts_of(slot)
         if not inserts:
             return [sent] if len(rows) else []
         settled = np.zeros(len(self.spans), np.bool_)
         out = []
         for insert in reversed(inserts):
-            if insert.kind in _TEXTUAL:
-                out.append(_unsettled(_slices(insert, self.data), settled))
+            if insert.kind in TEXTUAL:
+                out.append(strings_of(insert, self.data).free_of(settled))
             settled[insert.rows] = True
-        out.append(_unsettled(sent, settled))
+        out.append(sent.free_of(settled))
         return [piece for piece in out if len(piece.rows)]
 
     def _owner(self, slot: int) -> tuple[NDArray[np.uint32], int] | None:
@@ -386,9 +348,9 @@ class Batch:
             return []
         return self._current_edits().by_key.get(want.key.encode(), [])
 
-    def _current_edits(self) -> _Edits:
+    def _current_edits(self) -> Edits:
         if self._edits is None or not self._edits.are_those_of(self):
-            self._edits = _Edits.of(self)
+            self._edits = Edits.of(self)
         return self._edits
 
     # Edits. A row may get several; they are appended in the order they are noted.
@@ -500,7 +462,11 @@ class Batch:
 
     def splice_held(self) -> bytes:
         """The bytes of the held spans alone, with the edits worked in."""
-        dropped, self.dropped = self.dropped, None if self.held is None else ~self.held
+        return self.splice_only(self.held)
+
+    def splice_only(self, chosen: NDArray[np.bool_] | None) -> bytes:
+        """The bytes of some spans alone (None: of all), dropped ones included, with the edits worked in."""
+        dropped, self.dropped = self.dropped, None if chosen is None else ~chosen
         try:
             return self.codec.splice(self)
         finally:
@@ -520,68 +486,6 @@ class Batch:
             self.inserts.append(
                 Insert(kind, key.encode(), np.ascontiguousarray(rows, "<u4"), values, lens, blob)
             )
-
-
-@dataclass(frozen=True, slots=True)
-class _Edits:
-    """The edits noted so far, ready to be looked up.
-
-    Attributes:
-        inserts: the list that they were read off.
-        size: how long it was then; it only grows, or gives way to another list.
-        removals: how many cuts and replacements there are.
-        by_key: the inserts by key, in order.
-        gone: for each byte of the data whether a field that begins there was cut or replaced; None: none.
-    """
-
-    inserts: list[Insert]
-    size: int
-    removals: tuple[int, int]
-    by_key: dict[bytes, list[Insert]]
-    gone: NDArray[np.bool_] | None
-
-    @classmethod
-    def of(cls, batch: Batch) -> _Edits:
-        by_key: dict[bytes, list[Insert]] = {}
-        for insert in batch.inserts:
-            by_key.setdefault(insert.key, []).append(insert)
-        gone = None
-        if batch.cuts or batch.replacements:
-            gone = np.zeros(len(batch.data), np.bool_)
-            for records in batch.cuts:
-                gone[records["kv_off"]] = True
-            for replacement in batch.replacements:
-                gone[replacement.offs] = True
-        removals = (len(batch.cuts), len(batch.replacements))
-        return cls(batch.inserts, len(batch.inserts), removals, by_key, gone)
-
-    def are_those_of(self, batch: Batch) -> bool:
-        """Whether nothing was noted since."""
-        return (
-            self.inserts is batch.inserts
-            and self.size == len(batch.inserts)
-            and self.removals == (len(batch.cuts), len(batch.replacements))
-        )
-
-
-def _slices(insert: Insert, data: bytes) -> Slices:
-    """The strings that a textual insert adds."""
-    if insert.kind == "slice":
-        return Slices(insert.rows, data, insert.values.astype("<u4", copy=False), insert.lens)
-    count = len(insert.rows)
-    if insert.kind == "const":
-        lens = np.full(count, len(insert.blob), "<u4")
-        return Slices(insert.rows, insert.blob, np.zeros(count, "<u4"), lens)
-    lens = insert.values.astype("<u4", copy=False)
-    return Slices(insert.rows, insert.blob, (np.cumsum(lens) - lens).astype("<u4"), lens)
-
-
-def _unsettled(piece: Slices, settled: NDArray[np.bool_]) -> Slices:
-    """Of a piece the spans that have no later value."""
-    free = ~settled[piece.rows]
-    if free.all():
-        return piece
-    return Slices(piece.rows[free], piece.data, piece.offs[free], piece.lens[free])
 
 
 def _events(data: bytes, start: int, end: int) -> list[tuple[int, int, bytes]]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from otel_bridge.batch import Slices
+    from otel_bridge.edits import Slices
 
     U4 = NDArray[np.uint32]
     U1 = NDArray[np.uint8]

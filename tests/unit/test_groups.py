@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from otel_bridge import groups, groups_reference
-from otel_bridge.batch import SPAN, Slices
+from otel_bridge.batch import SPAN
+from otel_bridge.edits import Slices
 from otel_bridge.groups import CLIENT, FIRST_OF_CALL, FIRST_OF_ID, NO_ROLE, SERVER, TELLS, Column, Texts
 
 native = pytest.importorskip("otel_bridge._native.wire", reason="the native crate is not installed")

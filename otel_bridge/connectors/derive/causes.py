@@ -36,6 +36,8 @@ TIMES = (
     Cause("tls_handshake", catalog.KERNEL_TLS_HANDSHAKE_TIME, _FROM_NANOSECONDS),
     Cause("tcp_connect", catalog.KERNEL_TCP_CONNECT_TIME, _FROM_NANOSECONDS),
     Cause("tcp_zero_window", catalog.KERNEL_TCP_ZERO_WINDOW_TIME, _FROM_NANOSECONDS),
+    Cause("cuda_alloc", catalog.KERNEL_CUDA_ALLOC_TIME, _FROM_NANOSECONDS),
+    Cause("cuda_copy", catalog.KERNEL_CUDA_COPY_TIME, _FROM_NANOSECONDS),
 )
 EVENTS = (
     Cause("tcp_retransmit", catalog.KERNEL_TCP_RETRANSMITS),
@@ -43,4 +45,7 @@ EVENTS = (
     Cause("receive_queue_full", catalog.KERNEL_RECEIVE_QUEUE_FULL),
     Cause("block_error", catalog.KERNEL_BLOCK_ERRORS),
     Cause("oom_kill", catalog.KERNEL_MEMORY_OOM_KILLS),
+    Cause("cuda_out_of_memory", catalog.KERNEL_CUDA_OUT_OF_MEMORY),
+    Cause("cuda_failure", catalog.KERNEL_CUDA_FAILURES),
+    Cause("cuda_launch_gap", catalog.KERNEL_CUDA_LAUNCH_GAPS),
 )

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
 from otel_bridge import catalog
 from otel_bridge.catalog import prometheus_name
+from otel_bridge.explain import nearest
 from otel_bridge.units import ByteSize, Duration
+
+if TYPE_CHECKING:
+    from otel_bridge.catalog import DerivedMetric
 
 _LABELS = {prometheus_name(key): key for metric in catalog.DERIVED for key in metric.labels}
 _RESERVED = ("le", catalog.METRIC_OVERFLOW.key, catalog.GEN_AI_TOKEN_TYPE.key, catalog.CAUSE.key)
@@ -56,6 +61,11 @@ class DeriveConfig(_Model):
         description="Further labels of every metric: attribute keys, read from the span or else from its "
         "resource.",
     )
+    exclude: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+        (),
+        description="Metrics that are not made, by name or pattern (http.*): those that applications send "
+        "themselves.",
+    )
     max_series: int = Field(
         2000,
         ge=1,
@@ -79,6 +89,24 @@ class DeriveConfig(_Model):
     )
     exemplars: ExemplarConfig = ExemplarConfig()
     push: PushConfig = PushConfig()
+
+    @property
+    def metrics(self) -> tuple[DerivedMetric, ...]:
+        """Those that are made."""
+        return tuple(
+            metric
+            for metric in catalog.DERIVED
+            if not any(fnmatchcase(metric.name, pattern) for pattern in self.exclude)
+        )
+
+    @field_validator("exclude")
+    @classmethod
+    def _exist(cls, exclude: tuple[str, ...]) -> tuple[str, ...]:
+        names = [metric.name for metric in catalog.DERIVED]
+        for pattern in exclude:
+            if not any(fnmatchcase(name, pattern) for name in names):
+                raise ValueError(f"{pattern!r} is no derived metric; expected {nearest(pattern, names)}")
+        return exclude
 
     @field_validator("dimensions")
     @classmethod

@@ -66,12 +66,12 @@ class Metrics:
                 exemplar_age=config.exemplars.max_age,
                 exemplars=config.exemplars.enabled,
             )
-            for metric in catalog.DERIVED
+            for metric in config.metrics
         }
 
     def points(self, reader: Reader | None, now: float) -> Iterator[tuple[DerivedMetric, list[Point]]]:
         """Each metric that has series, for one output; without a reader with the values that nobody saw."""
-        for metric, series in self.series.items():
+        for metric, series in [*self.series.items()]:
             with self.lock:
                 snapshot = series.final_snapshot() if reader is None else series.snapshot(reader, now)
             if snapshot.labels:
@@ -106,7 +106,7 @@ class Derive:
         self._overflow = telemetry.counter(catalog.DERIVE_OVERFLOW)
         self._expired = telemetry.counter(catalog.DERIVE_EXPIRED)
         self._count = telemetry.gauge(catalog.DERIVE_SERIES)
-        for metric in catalog.DERIVED:
+        for metric in config.metrics:
             self._overflow.labels(metric.name)
             self._expired.labels(metric.name)
             self._count.labels(metric.name)
@@ -119,10 +119,14 @@ class Derive:
         ):
             log.info("derived metrics begin anew: their labels or exemplars have changed")
             return
-        self.metrics = older.metrics
+        fresh, self.metrics = self.metrics, older.metrics
         self._calls.adopt(older._calls)
         self.metrics.scraped.hold = self._config.initial_zero
         with self.metrics.lock:
+            known = self.metrics.series
+            self.metrics.series = {
+                metric: known.get(metric, series) for metric, series in fresh.series.items()
+            }
             for series in self.metrics.series.values():
                 series.limit = self._config.max_series
                 series.exemplar_age = self._config.exemplars.max_age
@@ -138,7 +142,7 @@ class Derive:
         ended = np.minimum(batch.spans["end"], np.uint64(wall)).astype("<i8")
         with self.metrics.lock:
             observer = _Observer(
-                self.metrics, self._labels, labelled, Observed(batch.spans, ended, now, wall)
+                self.metrics, self._labels, Observed(batch.spans, labelled.cells.tobytes(), ended, now, wall)
             )
             self._observe_spans(observer, labelled, seconds, taken)
             roles, said = self._calls.tell(batch, labelled, taken)
@@ -172,14 +176,17 @@ class Derive:
     def _durations(self, batch: Batch, taken: Mask) -> NDArray[np.float64]:
         """Seconds of each span; 0 where its times are missing or reversed."""
         start, end = batch.spans["start"], batch.spans["end"]
+        sane = (start != 0) & (end >= start)
+        out: NDArray[np.float64]
+        if sane.all():
+            out = (end - start) / _NANOSECONDS
+            return out
         missing = taken & ((start == 0) | (end == 0))
-        reversed_ = taken & (end < start) & ~missing
-        for reason, mask in (("missing_time", missing), ("reversed_time", reversed_)):
+        for reason, mask in (("missing_time", missing), ("reversed_time", taken & ~sane & ~missing)):
             count = int(np.count_nonzero(mask))
             if count:
                 self._bad.labels(catalog.DERIVED_SPAN_DURATION.name, reason).inc(count)
-        sane = ~(missing | reversed_) & (end >= start)
-        out: NDArray[np.float64] = np.where(sane, end - start, 0) / _NANOSECONDS
+        out = np.where(sane, end - start, 0) / _NANOSECONDS
         return out
 
     def _observe_spans(
@@ -190,8 +197,8 @@ class Derive:
             (Trait.HTTP, catalog.DERIVED_HTTP_SERVER_DURATION, catalog.DERIVED_HTTP_CLIENT_DURATION),
             (Trait.RPC, catalog.DERIVED_RPC_SERVER_DURATION, catalog.DERIVED_RPC_CLIENT_DURATION),
         ):
-            observer.values(server, taken & labelled.having(protocol, Trait.SERVER_KIND), seconds)
-            observer.values(client, taken & labelled.having(protocol, Trait.CLIENT_KIND), seconds)
+            observer.values(server, taken & labelled.having(protocol | Trait.SERVER_KIND), seconds)
+            observer.values(client, taken & labelled.having(protocol | Trait.CLIENT_KIND), seconds)
 
     def _observe_sizes(self, batch: Batch, observer: _Observer, labelled: Labelled, counted: Mask) -> None:
         if batch.resolved_has(self._batch_size):
@@ -203,12 +210,13 @@ class Derive:
             observer.values(catalog.DERIVED_PROMPT_BYTES, counted, lengths, largest=_LARGEST_BYTES)
 
     def _observe_causes(self, batch: Batch, observer: _Observer, taken: Mask) -> None:
+        present = batch.resolved_present()
         for metric, causes in (
             (catalog.DERIVED_CAUSE_TIME, self._times),
             (catalog.DERIVED_CAUSE_EVENTS, self._events),
         ):
             for cause, slot in causes:
-                if batch.resolved_has(slot):
+                if slot in present:
                     values = batch.resolved_numbers(slot) * cause.scale
                     hit = taken & (values != 0)
                     observer.values(metric, hit, values, variant=cause.name, largest=_LARGEST_COUNT)
@@ -225,11 +233,10 @@ class Derive:
 class _Observer:
     """Hands values of one request to the series of metrics."""
 
-    def __init__(self, metrics: Metrics, labels: Labels, labelled: Labelled, observed: Observed) -> None:
+    def __init__(self, metrics: Metrics, labels: Labels, observed: Observed) -> None:
         self.bad: Counter[tuple[str, str]] = Counter()
         self._series = metrics.series
         self._labels = labels
-        self._cells = labelled.cells
         self._observed = observed
 
     def values(
@@ -245,23 +252,12 @@ class _Observer:
 
         Negative values, and those above `largest`, are counted as bad instead.
         """
-        fits = mask & (values >= 0)
-        if largest != np.inf:
-            fits &= values <= largest
-        rows = np.flatnonzero(fits)
-        if len(rows) < np.count_nonzero(mask):
-            self._refuse(metric, values[mask & ~fits], largest)
-        if not len(rows):
+        series = self._series.get(metric)
+        if series is None or not mask.any():
             return
-        whole = len(rows) == len(values)
-        cells, chosen = (self._cells, values) if whole else (self._cells[rows], values[rows])
-        series = self._series[metric]
-        series.observe(self._observed, rows, cells, chosen, self._labels, variant=variant)
-
-    def _refuse(self, metric: DerivedMetric, values: NDArray[np.float64], largest: float) -> None:
-        for reason, count in (
-            ("negative", np.count_nonzero(values < 0)),
-            ("too_large", np.count_nonzero(values > largest)),
-        ):
+        negative, too_large = series.observe(
+            self._observed, mask, values, self._labels, variant=variant, largest=largest
+        )
+        for reason, count in (("negative", negative), ("too_large", too_large)):
             if count:
-                self.bad[metric.name, reason] += int(count)
+                self.bad[metric.name, reason] += count

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntFlag
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from otel_bridge import catalog
-from otel_bridge.batch import Slices
+from otel_bridge.edits import Slices
 from otel_bridge.groups import Cells, Column, Texts
 from otel_bridge.model import Scope, SpanKind, StatusCode, ValueType
 
@@ -65,8 +64,11 @@ _OBSERVED = (catalog.GEN_AI_TOKEN_TYPE.key, catalog.CAUSE.key)
 """Labels that come from what is observed, not from the span; a metric has one at most, its last."""
 
 
-class Trait(IntFlag):
-    """What a cell's labels tell of its spans, worked out once a cell."""
+class Trait:
+    """What a cell's labels tell of its spans, worked out once a cell: bits of a number.
+
+    Plain numbers, not an IntFlag: they are combined for every request.
+    """
 
     HTTP = 1
     RPC = 2
@@ -90,12 +92,12 @@ class Labelled:
 
     texts: Texts
     services: Column
-    cells: NDArray[np.int64]
+    cells: NDArray[np.uint32]
     traits: NDArray[np.uint8]
 
-    def having(self, *traits: Trait) -> NDArray[np.bool_]:
+    def having(self, traits: int) -> NDArray[np.bool_]:
         """Which spans have all of some traits."""
-        wanted = np.uint8(sum(traits))
+        wanted = np.uint8(traits)
         mask: NDArray[np.bool_] = (self.traits & wanted) == wanted
         return mask
 
@@ -114,7 +116,8 @@ class _Label:
         *,
         numeric: bool,
     ) -> None:
-        self._slots = tuple(plan.want(key, scope=scope) for scope in scopes for key in keys)
+        self._in_order = tuple(plan.want(key, scope=scope) for scope in scopes for key in keys)
+        self.slots = frozenset(self._in_order)
         self.numeric = numeric
 
     def read(
@@ -123,8 +126,9 @@ class _Label:
         """Its texts and its numbers (NaN: none) on each span; None where no span has any."""
         column: Column | None = None
         numbers: NDArray[np.float64] | None = None
-        for slot in self._slots:
-            if not batch.resolved_has(slot):
+        present = batch.resolved_present()
+        for slot in self._in_order:
+            if slot not in present:
                 continue
             pieces = batch.resolved_texts(slot)
             found = batch.resolved_numbers(slot) if self.numeric else None
@@ -134,6 +138,8 @@ class _Label:
             more = texts.column(pieces, longest) if pieces else None
             if column is None and numbers is None:
                 column, numbers = more, found
+                if column is not None and column.lens.all():
+                    break
                 continue
             # The first source that has a value wins, be it a text or a number.
             has = _has(column, numbers, len(batch))
@@ -212,21 +218,24 @@ class Labels:
         codes["kind"], codes["status"] = spans["kind"], spans["status"]
         names = Column(spans["name_off"], np.minimum(spans["name_len"], self._longest).astype("<u4"))
         columns = {catalog.SPAN_NAME.key: names}
+        present = batch.resolved_present()
         for key, source in self._sources.items():
+            if source.numeric:
+                codes[key] = np.nan
+            if source.slots.isdisjoint(present):
+                continue
             column, numbers = source.read(batch, texts, self._longest)
             if column is not None:
                 columns[key] = column
-            if source.numeric:
-                codes[key] = np.nan if numbers is None else np.where(np.isfinite(numbers), numbers, np.nan)
+            if numbers is not None:
+                np.copyto(codes[key], numbers, where=np.isfinite(numbers))
         cells = self._cells.assign(
             texts, [(self._place[key], column) for key, column in columns.items()], codes
         )
         for number in range(len(self._values), len(self._cells)):
             self._meet(number)
         services = columns.get(catalog.SERVICE_NAME.key) or texts.column((), self._longest)
-        # As NumPy indexes: each metric looks them up.
-        places = cells.astype("<i8")
-        return Labelled(texts, services, places, self._traits[places])
+        return Labelled(texts, services, cells, self._traits[cells])
 
     def keys(self, metric: DerivedMetric) -> tuple[str, ...]:
         """The keys of a metric's labels: its own, further dimensions, and last what is observed."""
@@ -282,11 +291,11 @@ class Labels:
             self._traits = np.concatenate([self._traits, np.zeros(len(self._traits), "u1")])
         self._traits[number] = self._traits_of(number, kind)
 
-    def _traits_of(self, number: int, kind: int) -> Trait:
+    def _traits_of(self, number: int, kind: int) -> int:
         method, system, operation = self._of_cell(
             number, (catalog.HTTP_METHOD.key, catalog.RPC_SYSTEM.key, catalog.GEN_AI_OPERATION.key)
         )
-        traits = Trait(0)
+        traits = 0
         if method:
             traits |= Trait.HTTP
         if system:

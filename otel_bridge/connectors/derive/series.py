@@ -8,19 +8,20 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from otel_bridge.buckets import OVERFLOW, Buckets, SeriesOfCells
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
+    from otel_bridge.buckets import Outcome
     from otel_bridge.catalog import DerivedMetric
 
+    Mask = NDArray[np.bool_]
     I8 = NDArray[np.int64]
     F8 = NDArray[np.float64]
 
-OVERFLOW = 0
-"""The row of the series that takes what exceeds the limit."""
-_UNKNOWN = -1
 _FIRST_ROWS = 16
 
 _IDS = np.dtype([("trace_id", "V16"), ("span_id", "V8")])
@@ -64,12 +65,14 @@ class Observed(NamedTuple):
 
     Attributes:
         spans: batch.SPAN records.
+        cells: u4 of each of them, packed.
         ended: i8, when each ended, unix nanoseconds; never in the future.
         now: monotonic seconds.
         wall: unix nanoseconds.
     """
 
     spans: NDArray[np.void]
+    cells: bytes
     ended: I8
     now: float
     wall: int
@@ -170,23 +173,16 @@ class Series:
         self.limit = limit
         self.exemplar_age = exemplar_age
         self.overflowed = 0
-        self._bounds = np.array(metric.buckets, "<f8")
-        self._buckets = len(metric.buckets) + 1
-        self._kept = self._buckets if exemplars else 0
-        # Arrays of their own for each field: only those are added to without being copied.
-        self._sums = np.zeros(0, "<f8")
-        self._last = np.zeros(0, "<f8")
+        self._buckets = Buckets(metric.buckets, exemplars=exemplars)
+        self._kept = len(metric.buckets) + 1 if exemplars else 0
         self._starts = np.zeros(0, "<u8")
         self._live = np.zeros(0, np.bool_)
-        self._counts = np.zeros((0, self._buckets), "<i8")
-        self._worst = np.zeros((0, self._kept), "<f8")
-        self._worst_seen = np.zeros((0, self._kept), "<f8")
         self._worst_time = np.zeros((0, self._kept), "<i8")
         self._worst_ids = np.zeros((0, self._kept), _IDS)
         self._labels: list[tuple[str, ...] | None] = [None]
         self._row_of: dict[tuple[str, ...], int] = {}
         self._free: list[int] = []
-        self._of_cell: WeakKeyDictionary[Namer, dict[str, I8]] = WeakKeyDictionary()
+        self._of_cell: WeakKeyDictionary[Namer, dict[str, SeriesOfCells]] = WeakKeyDictionary()
         self._shown: dict[Reader, F8] = {}
         self._grow(_FIRST_ROWS)
 
@@ -198,8 +194,9 @@ class Series:
     @property
     def nbytes(self) -> int:
         """Bytes of the arrays; label texts come on top."""
-        arrays = (*self._arrays(), *self._tables(), *self._shown.values())
-        return sum(array.nbytes for array in arrays)
+        arrays = (*self._arrays(), *self._shown.values())
+        tables = sum(table.nbytes for table in self._tables())
+        return self._buckets.nbytes + tables + sum(array.nbytes for array in arrays)
 
     def __len__(self) -> int:
         """How many series there are, that of the overflow included once it was used."""
@@ -208,32 +205,51 @@ class Series:
     def observe(
         self,
         observed: Observed,
-        rows: I8,
-        cells: I8,
+        mask: Mask,
         values: F8,
         namer: Namer,
         *,
         variant: str = "",
-    ) -> None:
-        """Take one value of each of some spans.
+        largest: float = np.inf,
+    ) -> tuple[int, int]:
+        """Take one value of each of some spans; NaN is none.
 
         Args:
             observed: the request.
-            rows: its spans.
-            cells: the cell of each of them.
-            values: what is observed; finite.
+            mask: its spans that have a value.
+            values: of all its spans.
             namer: who numbered the cells.
             variant: the value of the metric's last label, where that does not come from the cell.
+            largest: that a value may be.
+
+        Returns:
+            How many values were refused: negative, and too large.
         """
-        if not len(rows):
-            return
-        series = self._series(cells, namer, variant, observed)
-        self._last[series] = observed.now
-        np.add.at(self._sums, series, values)
-        places = series * self._buckets + self._bounds.searchsorted(values)
-        np.add.at(self._counts.reshape(-1), places, 1)
-        if self._kept:
-            self._exemplify(observed, rows, places, values)
+        tables = self._of_cell.setdefault(namer, {})
+        table = tables.get(variant)
+        if table is None:
+            table = tables[variant] = SeriesOfCells()
+        found = self._observe(observed, mask, values, table, largest)
+        if found.unknown:
+            for cell in found.unknown:
+                table.set(cell, self._row(namer.labels(self.metric, cell, variant), observed))
+            found = self._observe(observed, mask, values, table, largest)
+        self.overflowed += found.overflowed
+        if len(found.rows):
+            spans = observed.spans[found.rows]
+            self._worst_time.reshape(-1)[found.buckets] = observed.ended[found.rows]
+            ids = self._worst_ids.reshape(-1)
+            ids["trace_id"][found.buckets] = spans["trace_id"]
+            ids["span_id"][found.buckets] = spans["span_id"]
+        return found.negative, found.too_large
+
+    def _observe(
+        self, observed: Observed, mask: Mask, values: F8, table: SeriesOfCells, largest: float
+    ) -> Outcome:
+        now = observed.now
+        return self._buckets.observe(
+            mask, observed.cells, values, table, largest=largest, now=now, oldest=now - self.exemplar_age
+        )
 
     def forget_cells(self, namer: Namer) -> None:
         """Cells are numbered anew."""
@@ -241,7 +257,7 @@ class Series:
 
     def expire(self, before: float) -> int:
         """Let go of the series without an observation since `before` (monotonic seconds); how many."""
-        rows = np.flatnonzero(self._live & (self._last < before))
+        rows = np.flatnonzero(self._live & (self._buckets.last() < before))
         if not len(rows):
             return 0
         for row in rows.tolist():
@@ -250,14 +266,12 @@ class Series:
                 del self._row_of[labels]
                 self._labels[row] = None
                 self._free.append(row)
+        self._buckets.clear(rows.tolist())
         for array in self._arrays():
             array[rows] = np.zeros((), array.dtype)
-        self._worst[rows] = -np.inf
         # There is room again: what overflowed may get a series of its own.
-        gone = np.zeros(self.rows + 1, np.bool_)
-        gone[[*rows, OVERFLOW, _UNKNOWN]] = True
         for table in self._tables():
-            table[gone[table]] = _UNKNOWN
+            table.forget([*rows.tolist(), OVERFLOW])
         return len(rows)
 
     def snapshot(self, reader: Reader, now: float) -> Snapshot:
@@ -277,36 +291,21 @@ class Series:
 
     def _snapshot(self, zero: NDArray[np.bool_]) -> Snapshot:
         rows = np.flatnonzero(self._live)
+        sums, counts, worst = self._buckets.read()
         return Snapshot(
             [self._labels[row] for row in rows.tolist()],
             zero[rows],
             self._starts[rows],
-            self._sums[rows],
-            self._counts[rows],
-            self._worst[rows],
+            sums[rows],
+            counts[rows],
+            worst[rows],
             self._worst_time[rows],
             self._worst_ids[rows],
         )
 
-    def _tables(self) -> Iterator[I8]:
+    def _tables(self) -> Iterator[SeriesOfCells]:
         for variants in self._of_cell.values():
             yield from variants.values()
-
-    def _series(self, cells: I8, namer: Namer, variant: str, observed: Observed) -> I8:
-        tables = self._of_cell.setdefault(namer, {})
-        table = tables.get(variant)
-        if table is None or namer.count > len(table):
-            grown = np.full(2 * namer.count, _UNKNOWN, "<i8")
-            if table is not None:
-                grown[: len(table)] = table
-            table = tables[variant] = grown
-        series: I8 = table[cells]
-        if series.min() < 0:
-            for cell in np.unique(cells[series < 0]).tolist():
-                table[cell] = self._row(namer.labels(self.metric, cell, variant), observed)
-            series = table[cells]
-        self.overflowed += int(np.count_nonzero(series == OVERFLOW))
-        return series
 
     def _row(self, key: tuple[str, ...], observed: Observed) -> int:
         row = self._row_of.get(key)
@@ -330,38 +329,11 @@ class Series:
         return row
 
     def _arrays(self) -> tuple[NDArray[Any], ...]:
-        return (
-            self._sums,
-            self._last,
-            self._starts,
-            self._live,
-            self._counts,
-            self._worst,
-            self._worst_seen,
-            self._worst_time,
-            self._worst_ids,
-        )
+        return self._starts, self._live, self._worst_time, self._worst_ids
 
     def _grow(self, rows: int) -> None:
         more = rows - self.rows
-        grown = [np.concatenate([one, np.zeros((more, *one.shape[1:]), one.dtype)]) for one in self._arrays()]
-        self._sums, self._last, self._starts, self._live = grown[:4]
-        self._counts, self._worst, self._worst_seen, self._worst_time, self._worst_ids = grown[4:]
-        self._worst[-more:] = -np.inf
-
-    def _exemplify(self, observed: Observed, rows: I8, places: I8, values: F8) -> None:
-        """Keep the worst recent span of each bucket."""
-        worst, seen = self._worst.reshape(-1), self._worst_seen.reshape(-1)
-        better = np.flatnonzero((values > worst[places]) | (seen[places] < observed.now - self.exemplar_age))
-        if not len(better):
-            return
-        order = better[np.lexsort((values[better], places[better]))]
-        at = places[order]
-        last = np.append(at[1:] != at[:-1], [True])
-        chosen, at = order[last], at[last]
-        spans = observed.spans[rows[chosen]]
-        worst[at], seen[at] = values[chosen], observed.now
-        self._worst_time.reshape(-1)[at] = observed.ended[rows[chosen]]
-        ids = self._worst_ids.reshape(-1)
-        ids["trace_id"][at] = spans["trace_id"]
-        ids["span_id"][at] = spans["span_id"]
+        self._buckets.grow(rows)
+        self._starts, self._live, self._worst_time, self._worst_ids = (
+            np.concatenate([one, np.zeros((more, *one.shape[1:]), one.dtype)]) for one in self._arrays()
+        )

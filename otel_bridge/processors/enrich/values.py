@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
-from otel_bridge.batch import Insert, doubles
+from otel_bridge.batch import doubles
 from otel_bridge.columns import JsonType, Parsed, Words, all_of, any_of, first_text, parse_double, parse_int
+from otel_bridge.edits import Insert
 from otel_bridge.model import ValueType
 from otel_bridge.processors.enrich.vocabulary import PER_SECOND
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from otel_bridge.batch import Insert
+from otel_bridge.edits import Insert
 
 if TYPE_CHECKING:
     from collections.abc import Callable

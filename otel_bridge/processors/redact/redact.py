@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from otel_bridge.batch import Batch, Insert, PlanBuilder
+    from otel_bridge.batch import Batch, PlanBuilder
+    from otel_bridge.edits import Insert
     from otel_bridge.processors.redact.config import RedactConfig
     from otel_bridge.telemetry import Telemetry
 

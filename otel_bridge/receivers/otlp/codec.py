@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from otel_bridge._native import wire as native
-    from otel_bridge.batch import Insert, Plan, Replacement
+    from otel_bridge.batch import Plan
     from otel_bridge.contracts import Codec
+    from otel_bridge.edits import Insert, Replacement
 
 _PLANS_KEPT = 8
 """Compiled plans kept: that of the running steps, of those a reload replaced, and of an exporter's splits."""

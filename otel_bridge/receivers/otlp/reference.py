@@ -32,7 +32,8 @@ from otel_bridge.wire import sized
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from otel_bridge.batch import Insert, Plan
+    from otel_bridge.batch import Plan
+    from otel_bridge.edits import Insert
 
 _LARGEST = 2**32 - 1
 _DEPTH = 100

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from otel_bridge.batch import STATUS_MESSAGE, Slices
+from otel_bridge.batch import STATUS_MESSAGE
 from otel_bridge.columns import Words
+from otel_bridge.edits import Slices
 from otel_bridge.model import SpanKind
 from otel_bridge.rules.terms import OPERATORS, Comparison, in_unit
 from otel_bridge.rules.vocabulary import DURATION, KIND_NUMBERS, attribute_of

@@ -62,8 +62,8 @@ impl Cells {
                 let (off, len) = column.next().unwrap_or_default();
                 let text = texts.get(off, len);
                 if !text.is_empty() {
-                    key.push(*label);
-                    key.extend_from_slice(&(text.len() as u32).to_le_bytes());
+                    let [a, b, c, d] = (text.len() as u32).to_le_bytes();
+                    key.extend_from_slice(&[*label, a, b, c, d]);
                     key.extend_from_slice(text);
                 }
             }

@@ -214,6 +214,66 @@ def test_causes_are_what_the_join_wrote():
         assert bridge.point(catalog.DERIVED_CAUSE_EVENTS, cause=cause.name).sum == 5 * MS
 
 
+def test_what_the_gpu_did_is_a_cause_too():
+    """By the attributes that the join writes of CUDA's calls."""
+    bridge = deriving()
+    attributes = {
+        "gen_ai.request.model": "tiny",
+        "kernel.cuda.alloc.time": 2_000_000_000,
+        "kernel.cuda.copy.time": 3_000_000,
+        "kernel.cuda.out_of_memory": 1,
+        "kernel.cuda.failures": 2,
+        "kernel.cuda.launch_gaps": 4,
+    }
+    bridge.spans(lasting(9, attributes=attributes), lasting(9))
+    times, events = (
+        {point.labels: point.sum for point in bridge.points(metric)}
+        for metric in (catalog.DERIVED_CAUSE_TIME, catalog.DERIVED_CAUSE_EVENTS)
+    )
+    assert times == {
+        ("test", "tiny", "cuda_alloc"): pytest.approx(2),
+        ("test", "tiny", "cuda_copy"): pytest.approx(0.003),
+    }
+    assert events == {
+        ("test", "tiny", "cuda_out_of_memory"): 1,
+        ("test", "tiny", "cuda_failure"): 2,
+        ("test", "tiny", "cuda_launch_gap"): 4,
+    }
+
+
+def test_metrics_that_are_not_wanted_are_not_made():
+    """By name or pattern; the others are as they would be."""
+    bridge = deriving(exclude=["http.*", "traces.span.cause.events"])
+    attributes = {"http.request.method": "GET", "kernel.tcp.retransmits": 2, "kernel.block.time": 5}
+    bridge.spans(lasting(3, kind=2, attributes=attributes))
+    assert {metric.name for metric, _ in bridge.derive.metrics.points(None, 0.0)} == {
+        "traces.span.metrics.duration",
+        "traces.span.cause.duration",
+    }
+
+
+def test_a_metric_can_be_left_out_and_made_again_by_a_reload():
+    """Those that stay go on with what they have."""
+    wide, narrow = deriving(), deriving(exclude=["http.*"])
+    served = lasting(3, kind=2, attributes={"http.request.method": "GET"})
+    wide.spans(served)
+    narrow.derive.adopt(wide.derive)
+    narrow.spans(served)
+    assert not narrow.points(catalog.DERIVED_HTTP_SERVER_DURATION)
+    assert narrow.point(catalog.DERIVED_SPAN_DURATION).count == 2
+    again = deriving()
+    again.derive.adopt(narrow.derive)
+    again.spans(served)
+    assert again.point(catalog.DERIVED_HTTP_SERVER_DURATION).count == 1
+    assert again.point(catalog.DERIVED_SPAN_DURATION).count == 3
+
+
+def test_a_metric_that_does_not_exist_cannot_be_left_out():
+    """The nearest name is told."""
+    with pytest.raises(ValueError, match=r"is no derived metric; expected 'llm\.prompt\.len'"):
+        deriving(exclude=["llm.promt.len"])
+
+
 def test_dimensions_come_from_the_span_or_its_resource():
     """Of any type; a dimension that a metric has already is not there twice."""
     bridge = deriving(dimensions=["tenant.id", "retry", "http.route"])
