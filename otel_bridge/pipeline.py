@@ -77,14 +77,17 @@ def build_steps(
     connectors: ConnectorSettings | None = None,
     tap: Callable[[PlanBuilder], TraceProcessor | None] = lambda _: None,
     rules: Callable[[PlanBuilder], TraceProcessor | None] = lambda _: None,
+    recent: Callable[[PlanBuilder], TraceProcessor | None] = lambda _: None,
     gpu_usage: GpuUsage | None = None,
 ) -> Steps:
     """Compile the processors' and connectors' configuration; without `connectors` there are none.
 
     `gpu_usage` knows which process used which GPU. `tap` and `rules` make steps that read spans when they are
-    enriched and complete: what the breakers go by, and what rules look at.
+    enriched and complete: what the breakers go by, and what rules look at. `recent` makes the step that keeps
+    some spans to be looked at.
 
-    Redaction is last: whatever a step before it measured or converted leaves only as it allows.
+    Redaction is the last that changes anything: whatever a step before it measured or converted leaves only
+    as it allows, and what is kept to be looked at is what leaves.
     """
     columns = PlanBuilder()
     processors: list[tuple[str, TraceProcessor]] = []
@@ -100,10 +103,7 @@ def build_steps(
     )
     if consistency is not None:
         processors.append(("consistency", consistency))
-    if (calls := tap(columns)) is not None:
-        processors.append(("control", calls))
-    if (looked_at := rules(columns)) is not None:
-        processors.append(("rules", looked_at))
+    processors += _onlookers(columns, control=tap, rules=rules)
     sample = Sample(settings.sample, columns, telemetry, clock) if settings.sample.enabled else None
     if sample is not None:
         processors.append(("sample", sample))
@@ -111,10 +111,19 @@ def build_steps(
         redact = Redact(settings.redact, columns, telemetry)
         if not redact.idle:
             processors.append(("redact", redact))
+    processors += _onlookers(columns, ui=recent)
     derive = None
     if connectors is not None and connectors.derive.enabled:
         derive = Derive(connectors.derive, columns, telemetry, clock)
     return Steps(columns.build(), tuple(processors), join, consistency, sample, derive)
+
+
+def _onlookers(
+    columns: PlanBuilder, **makers: Callable[[PlanBuilder], TraceProcessor | None]
+) -> list[tuple[str, TraceProcessor]]:
+    """The steps of other parts, of those that want one."""
+    made = ((name, make(columns)) for name, make in makers.items())
+    return [(name, step) for name, step in made if step is not None]
 
 
 def _gpu_spans(

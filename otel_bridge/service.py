@@ -26,6 +26,7 @@ from otel_bridge.rules.component import Rules
 from otel_bridge.rules.outputs.outputs import Outputs
 from otel_bridge.telemetry import Telemetry, Tracing
 from otel_bridge.telemetry_server import TelemetryServer
+from otel_bridge.ui.pages import Sources, Ui
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,6 +92,8 @@ class Service:
             readings=followers,
             firings=(self.outputs,),
         )
+        metrics = settings.service.telemetry.metrics
+        self.ui = self._pages(settings) if metrics.endpoint and settings.service.ui.enabled else None
         steps = self._steps(settings)
         self.pipeline = Pipeline(
             self.codec, steps, self.exporter, self.telemetry, self._clock, storage=settings.storage
@@ -109,9 +112,10 @@ class Service:
         )
         self.pipeline.follow(self.kernel.complete_until)
         self.receiver = OtlpReceiver(settings.receivers.otlp, self.pipeline, self.telemetry)
-        endpoint = settings.service.telemetry.metrics.endpoint
         self.telemetry_server = (
-            TelemetryServer(endpoint, self.telemetry, lambda: self._not_ready) if endpoint else None
+            TelemetryServer(metrics.endpoint, metrics, self.telemetry, lambda: self._not_ready, self.ui)
+            if metrics.endpoint
+            else None
         )
 
     async def start(self) -> None:
@@ -212,8 +216,18 @@ class Service:
             connectors=settings.connectors,
             tap=self.control.tap if self.control is not None else lambda _: None,
             rules=lambda columns: self.rules.tap(columns, settings.rules),
+            recent=self.ui.tap if self.ui is not None else lambda _: None,
             gpu_usage=self.gpu.usage,
         )
+
+    def _pages(self, settings: Settings) -> Ui:
+        control = self.control
+        sources = Sources(
+            not_ready=lambda: self._not_ready,
+            breakers=control.board.states if control is not None else list,
+            rules=self.rules.states,
+        )
+        return Ui(settings.service.ui, self.telemetry, self._clock, sources)
 
 
 def tracing(settings: Settings) -> Tracing | None:

@@ -22,6 +22,7 @@ from otel_bridge.explain import lines_of, problems_of
 from otel_bridge.exporters.otlp.config import Exporters, StorageConfig, default_exporters
 from otel_bridge.gpu.config import GpuConfig
 from otel_bridge.kernel.config import KernelConfig
+from otel_bridge.listeners.config import AuthConfig, TlsConfig
 from otel_bridge.processors.consistency.config import ConsistencyConfig
 from otel_bridge.processors.enrich.config import EnrichConfig
 from otel_bridge.processors.gpu.config import GpuSpansConfig
@@ -30,6 +31,7 @@ from otel_bridge.processors.redact.config import RedactConfig
 from otel_bridge.processors.sample.config import SampleConfig
 from otel_bridge.receivers.otlp.config import OtlpReceiverConfig
 from otel_bridge.rules.config import RulesConfig
+from otel_bridge.ui.config import UiConfig
 from otel_bridge.units import Duration, Endpoint, EndpointText
 
 if TYPE_CHECKING:
@@ -71,7 +73,13 @@ class MetricsSettings(_Model):
 
     endpoint: EndpointText | None = Field(
         Endpoint("127.0.0.1", 9464),
-        description="Where /metrics, /healthz and /readyz are served; null serves none.",
+        description="Where /metrics, /ui, /healthz and /readyz are served; null serves none.",
+    )
+    tls: TlsConfig | None = Field(None, description="null speaks plaintext.")
+    auth: AuthConfig | None = Field(
+        None,
+        description="Who may read /metrics and /ui (browsers: the token as password); null lets everybody "
+        "read /metrics, and visitors from this machine read /ui.",
     )
 
 
@@ -107,6 +115,7 @@ class ServiceSettings(_Model):
     """The service as a whole."""
 
     telemetry: TelemetrySettings = TelemetrySettings()
+    ui: UiConfig = UiConfig()
     codec: Literal["auto", "native", "reference"] = Field(
         "auto", description="auto: the native codec where it is installed, else the reference on protobuf."
     )

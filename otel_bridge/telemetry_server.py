@@ -1,41 +1,66 @@
-"""What a probe or a scraper asks the bridge over HTTP: /metrics, /healthz, /readyz."""
+"""What probes, scrapers and people ask the bridge over HTTP: /healthz, /readyz, /metrics, /ui."""
 
 from __future__ import annotations
 
 import asyncio
-import errno
 from typing import TYPE_CHECKING
 
 from aiohttp import web
 from prometheus_client.exposition import choose_encoder
 
-from otel_bridge.errors import StartError
+from otel_bridge.errors import UnauthenticatedError
+from otel_bridge.listeners.address import cannot_listen
+from otel_bridge.listeners.auth import BearerAuth
+from otel_bridge.listeners.tls import Certificates
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from otel_bridge.settings import MetricsSettings
     from otel_bridge.telemetry import Telemetry
+    from otel_bridge.ui.pages import Ui
     from otel_bridge.units import Endpoint
+
+SETTING = "service.telemetry.metrics"
 
 
 class TelemetryServer:
-    """Serves the registry and the service's state.
+    """Serves the registry, the service's state, and its pages.
 
     Args:
         endpoint: where to listen.
+        config: who may ask, and the certificate.
         telemetry: whose registry is served.
         not_ready: why the service is not ready yet, or None when it is.
+        ui: the pages; None: there are none.
     """
 
-    def __init__(self, endpoint: Endpoint, telemetry: Telemetry, not_ready: Callable[[], str | None]) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        config: MetricsSettings,
+        telemetry: Telemetry,
+        not_ready: Callable[[], str | None],
+        ui: Ui | None = None,
+    ) -> None:
         self._endpoint = endpoint
+        self._config = config
         self._telemetry = telemetry
         self._not_ready = not_ready
+        self._ui = ui
+        self._auth: BearerAuth | None = None
         self._runner: web.AppRunner | None = None
         self.port = endpoint.port
 
     async def start(self) -> None:
-        """Listen."""
+        """Listen.
+
+        Raises:
+            StartError: the port is taken, or a file cannot be used.
+        """
+        config = self._config
+        self._auth = BearerAuth(config.auth, f"{SETTING}.auth") if config.auth else None
+        tls = Certificates(config.tls, f"{SETTING}.tls").http_context() if config.tls else None
         app = web.Application()
         app.add_routes(
             [
@@ -44,19 +69,16 @@ class TelemetryServer:
                 web.get("/readyz", self._readyz),
             ]
         )
+        if self._ui is not None:
+            app.add_routes(self._ui.routes(self._auth))
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
-        site = web.TCPSite(runner, self._endpoint.host, self._endpoint.port)
+        site = web.TCPSite(runner, self._endpoint.host, self._endpoint.port, ssl_context=tls)
         try:
             await site.start()
         except OSError as error:
             await runner.cleanup()
-            if error.errno in (errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL):
-                raise StartError(
-                    f"cannot serve metrics on {self._endpoint}: {error.strerror}; set "
-                    "service.telemetry.metrics.endpoint to a free address (port 0 lets the system choose)"
-                ) from error
-            raise
+            raise cannot_listen(self._endpoint, f"{SETTING}.endpoint", error) from error
         self._runner = runner
         self.port = runner.addresses[0][1]
 
@@ -67,6 +89,13 @@ class TelemetryServer:
             self._runner = None
 
     async def _metrics(self, request: web.Request) -> web.Response:
+        if self._auth is not None:
+            try:
+                self._auth.check(request.headers.get("Authorization"))
+            except UnauthenticatedError as error:
+                return web.json_response(
+                    {"error": str(error)}, status=401, headers={"WWW-Authenticate": "Bearer"}
+                )
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
         # In a thread: tens of thousands of series take a second, and spans must not wait for them.
         body = await asyncio.to_thread(encode, self._telemetry.registry)

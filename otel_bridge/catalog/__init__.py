@@ -18,3 +18,4 @@ from otel_bridge.catalog.join import *
 from otel_bridge.catalog.kernel import *
 from otel_bridge.catalog.rules import *
 from otel_bridge.catalog.sample import *
+from otel_bridge.catalog.ui import *

@@ -21,6 +21,7 @@ from otel_bridge.control.actions.guard import Guard
 from otel_bridge.control.audit import MACHINE, Entry
 from otel_bridge.control.breaker import Breaker
 from otel_bridge.control.machine import Cause, Mode, Record
+from otel_bridge.states import BreakerState
 from otel_bridge.targets import levels, matches
 
 if TYPE_CHECKING:
@@ -156,6 +157,25 @@ class Board:
         """All breakers, those that refuse first."""
         with self.lock:
             return sorted(self._breakers.values(), key=lambda b: (-STATE_VALUES[b.traffic(b.record)], b.key))
+
+    def states(self) -> list[BreakerState]:
+        """What each breaker does now, for people; those that refuse first."""
+        now = self.clock.monotonic()
+        return [
+            BreakerState(
+                target=breaker.key,
+                traffic=breaker.traffic(record),
+                mode="observe"
+                if breaker.policy.mode == "observe" and record.mode is Mode.AUTO
+                else record.mode.value,
+                since=max(0.0, now - record.since),
+                ends_in=max(0.0, record.until - now) if record.until else None,
+                cause=record.cause.value,
+                reason=record.reason,
+            )
+            for breaker in self.breakers()
+            for record in (breaker.record,)
+        ]
 
     def find(self, key: str) -> Breaker | None:
         """One breaker; None when there is none."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from otel_bridge.events import KernelEvents
     from otel_bridge.firings import FiringSink
     from otel_bridge.rules.config import RulesConfig
+    from otel_bridge.states import RuleState
     from otel_bridge.telemetry import Telemetry
 
 
@@ -96,6 +97,10 @@ class Rules:
             self._handed_over |= names
         if self._engine is not None:
             self._engine.take_readings(readings)
+
+    def states(self) -> list[RuleState]:
+        """What each rule says now, of those that the bridge evaluates."""
+        return self._engine.states() if self._engine is not None else []
 
     def lost(self, probe: str, count: int) -> None:
         """Kernel events of a probe were lost."""

@@ -21,6 +21,7 @@ from otel_bridge.rules.check import LONGEST_STREAMING_WINDOW
 from otel_bridge.rules.language import RuleCondition, prometheus_name, walk
 from otel_bridge.rules.streaming.runtime import MAX_EVIDENCE, Runtime
 from otel_bridge.rules.streaming.views import EventView, SpanColumns, SpanView
+from otel_bridge.states import ActiveAlert, RuleState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -151,6 +152,26 @@ class RuleEngine:
     def wanted_metrics(self) -> frozenset[str]:
         """Metrics whose readings some rule looks at."""
         return frozenset(self._of_metrics)
+
+    def states(self) -> list[RuleState]:
+        """What each rule says now, for people."""
+        with self._lock:
+            return [
+                RuleState(
+                    name=runtime.rule.name,
+                    severity=runtime.rule.severity,
+                    active=[
+                        ActiveAlert(runtime.labels(group), _worst(group, group.alert.held - runtime.longest))
+                        for group in runtime.groups.values()
+                        if group.alert.active
+                    ],
+                    pending=sum(
+                        group.alert.since is not None and not group.alert.active
+                        for group in runtime.groups.values()
+                    ),
+                )
+                for runtime in self.runtimes
+            ]
 
     # Taking in
 
@@ -301,7 +322,7 @@ class RuleEngine:
 
     def _firing(self, runtime: Runtime, group: Group, time: int) -> Firing:
         rule = runtime.rule
-        values = dict(zip((key.label for key in rule.by), group.key, strict=True))
+        values = runtime.labels(group)
         labels = {"severity": rule.severity, **rule.labels}
         labels |= {prometheus_name(label): value for label, value in values.items()}
         annotations = {

@@ -248,6 +248,10 @@ class Runtime:
 
     # Groups
 
+    def labels(self, group: Group) -> dict[str, str]:
+        """The values of the rule's `by` in a group."""
+        return dict(zip((key.label for key in self.rule.by), group.key, strict=True))
+
     def group(self, key: Key, time: int) -> Group:
         """The group of some values of `by`, made when it is new."""
         found = self.groups.get(key)
