@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import orjson
 from aiohttp import web
-from multidict import CIMultiDict
 
 from otel_bridge import catalog
+from otel_bridge.control.direct import Answer
 from otel_bridge.control.serving import Listener, problem, refused
 from otel_bridge.control.strategies import HEADER as STRATEGY_HEADER
 from otel_bridge.errors import BridgeError
@@ -48,6 +48,9 @@ class DecisionMetrics:
         self._duration.observe(time.perf_counter() - since)
 
 
+Route: TypeAlias = "tuple[Callable[[Decision], Answer], DecisionMetrics]"
+
+
 class HttpDecisions:
     """Serves the decision API; README.md shows each gateway's configuration."""
 
@@ -62,8 +65,8 @@ class HttpDecisions:
         self._strategies = strategies
         self._decider = decider
         self._questions = questions
-        self._listener = Listener(config.endpoint, config, SETTING, self._handle)
-        self._routes: dict[str, tuple[Callable[[Decision], web.Response], DecisionMetrics]] = {
+        self._listener = Listener(config.endpoint, config, SETTING, self._handle, self._answer_directly)
+        self._routes: dict[str, Route] = {
             path: (render, DecisionMetrics(telemetry, interface))
             for path, interface, render in (
                 ("/v1/decision", "json", as_json),
@@ -86,19 +89,33 @@ class HttpDecisions:
         """Stop listening."""
         await self._listener.stop(deadline)
 
+    def _answer_directly(self, raw_path: str, headers: dict[str, str]) -> Answer | None:
+        """The answer to a question that came whole; None where `_handle` must see to it."""
+        since = time.perf_counter()
+        path, _, query = raw_path.partition("?")
+        found = self._route(path, query)
+        if found is None:
+            return None
+        route, query = found
+        try:
+            if self._listener.auth is not None:
+                self._listener.auth.check(headers.get("authorization"))
+            key, trace = self._questions.read(headers, query)
+        except BridgeError:
+            return None
+        decision = self._decider.decide_here(key, trace)
+        return None if decision is None else self._answer(route, decision, trace, since)
+
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         since = time.perf_counter()
         path, _, query = request.raw_path.partition("?")
         if path == STRATEGY_PATH and self._strategies is not None:
             return self._strategy(request, query, self._strategies)
-        route = self._routes.get(path)
-        if route is None:
-            # Envoy puts the path of the request that it asks about behind its prefix.
-            if not path.startswith("/v1/ext-authz/"):
-                known = ", ".join(self._routes)
-                return problem(404, f"nothing is served at {path[:100]}; there are {known}")
-            route, query = self._routes["/v1/ext-authz"], ""
-        render, metrics = route
+        found = self._route(path, query)
+        if found is None:
+            known = ", ".join(self._routes)
+            return problem(404, f"nothing is served at {path[:100]}; there are {known}")
+        route, query = found
         listener = self._listener
         try:
             if listener.auth is not None:
@@ -109,14 +126,25 @@ class HttpDecisions:
             key, trace = self._questions.read(request.headers, query, body)
         except BridgeError as error:
             return refused(error)
-        decision = self._decider.decide_here(key, trace)
-        if decision is None:
-            decision = await self._decider.decide(key, trace)
-        response = render(decision)
+        decision = await self._decider.decide(key, trace)
+        answer = self._answer(route, decision, trace, since)
+        return web.Response(status=answer.status, body=answer.body or None, headers=answer.headers)
+
+    def _route(self, path: str, query: str) -> tuple[Route, str] | None:
+        """How a path is answered, and the query that counts."""
+        route = self._routes.get(path)
+        if route is not None:
+            return route, query
+        # Envoy puts the path of the request that it asks about behind its prefix.
+        return (self._routes["/v1/ext-authz"], "") if path.startswith("/v1/ext-authz/") else None
+
+    def _answer(self, route: Route, decision: Decision, trace: str, since: float) -> Answer:
+        render, metrics = route
+        answer = render(decision)
         if self._strategies is not None and decision.allow:
-            response.headers[STRATEGY_HEADER], _ = self._strategies.of(trace)
+            answer.headers[STRATEGY_HEADER], _ = self._strategies.of(trace)
         metrics.answered(decision, since)
-        return response
+        return answer
 
     def _strategy(self, request: web.BaseRequest, query: str, strategies: Strategies) -> web.Response:
         """The strategy of one trace, for whoever asks about nothing else."""
@@ -133,7 +161,7 @@ class HttpDecisions:
         return web.Response(body=body, content_type=JSON, headers={STRATEGY_HEADER: name})
 
 
-def as_json(decision: Decision) -> web.Response:
+def as_json(decision: Decision) -> Answer:
     """200 or 429 with all that there is to say, for whoever reads JSON."""
     document = {
         "allow": decision.allow,
@@ -152,25 +180,21 @@ def as_json(decision: Decision) -> web.Response:
             "body": fallback.body,
         }
     status = HTTPStatus.OK if decision.allow else HTTPStatus.TOO_MANY_REQUESTS
-    return web.Response(
-        status=status, body=orjson.dumps(document), content_type=JSON, headers=decision.headers()
-    )
+    return Answer(status.value, {**decision.headers(), "Content-Type": JSON}, orjson.dumps(document))
 
 
-def as_nginx(decision: Decision) -> web.Response:
+def as_nginx(decision: Decision) -> Answer:
     """204 or 403: auth_request knows no other refusal; nginx makes the 429 of it."""
     status = HTTPStatus.NO_CONTENT if decision.allow else HTTPStatus.FORBIDDEN
-    return web.Response(status=status, headers=decision.headers())
+    return Answer(status.value, decision.headers())
 
 
-def as_response(decision: Decision) -> web.Response:
+def as_response(decision: Decision) -> Answer:
     """200, or what the gateway hands to its client as it is: 429, or the fallback."""
     if decision.allow:
-        return web.Response(headers=decision.headers())
+        return Answer(HTTPStatus.OK.value, decision.headers())
     status, content_type, body = refusal(decision)
-    headers = CIMultiDict(decision.headers())
-    headers["Content-Type"] = content_type
-    return web.Response(status=status, body=body, headers=headers)
+    return Answer(status, {**decision.headers(), "Content-Type": content_type}, body)
 
 
 def refusal(decision: Decision) -> tuple[int, str, bytes]:

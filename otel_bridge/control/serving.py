@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
+from otel_bridge.control.direct import DirectConnection
 from otel_bridge.errors import MalformedRequestError, RequestTooLargeError, UnauthenticatedError
 from otel_bridge.listeners.address import cannot_listen
 from otel_bridge.listeners.auth import BearerAuth
@@ -17,9 +18,11 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from otel_bridge.control.config import ListenerConfig
+    from otel_bridge.control.direct import Answer
     from otel_bridge.units import Endpoint
 
     Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+    Direct = Callable[[str, dict[str, str]], Answer | None]
 
 _LINGER = 2.0
 
@@ -32,17 +35,26 @@ class Listener:
         config: how.
         setting: its key path, for messages.
         handle: answers a request; what it raises becomes 500.
+        direct: answers a question that came whole, at once; None leaves all to `handle`.
 
     Attributes:
         port: the one that is listened on, once started.
         auth: who may ask; None: everybody.
     """
 
-    def __init__(self, endpoint: Endpoint, config: ListenerConfig, setting: str, handle: Handler) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        config: ListenerConfig,
+        setting: str,
+        handle: Handler,
+        direct: Direct | None = None,
+    ) -> None:
         self._endpoint = endpoint
         self._config = config
         self._setting = setting
         self._handle = handle
+        self._direct = direct
         self._server: asyncio.Server | None = None
         self._connections: web.Server | None = None
         self.auth: BearerAuth | None = None
@@ -61,16 +73,18 @@ class Listener:
         self._connections = connections = web.Server(self._answer)
 
         def connection() -> Connection:
-            return Connection(
-                connections,
-                loop=loop,
-                read_timeout=config.read_timeout,
-                bad_http=_bad_http,
-                keepalive_timeout=config.idle_timeout,
-                lingering_time=_LINGER,
-                auto_decompress=False,
-                access_log=None,
-            )
+            options: dict[str, Any] = {
+                "loop": loop,
+                "read_timeout": config.read_timeout,
+                "bad_http": _bad_http,
+                "keepalive_timeout": config.idle_timeout,
+                "lingering_time": _LINGER,
+                "auto_decompress": False,
+                "access_log": None,
+            }
+            if self._direct is None:
+                return Connection(connections, **options)
+            return DirectConnection(connections, answer=self._direct, **options)
 
         try:
             self._server = await loop.create_server(
