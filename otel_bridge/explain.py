@@ -120,7 +120,8 @@ def _child(schema: dict[str, Any], node: dict[str, Any], key: str) -> dict[str, 
     if key in node.get("properties", {}):
         child: dict[str, Any] = node["properties"][key]
         return child
-    further = node.get("additionalProperties") or node.get("items") or {}
+    patterns = iter(node.get("patternProperties", {}).values())
+    further = node.get("additionalProperties") or node.get("items") or next(patterns, None)
     return further if isinstance(further, dict) else {}
 
 

@@ -16,6 +16,7 @@ from otel_bridge.catalog.engines import *
 from otel_bridge.catalog.gpu import *
 from otel_bridge.catalog.join import *
 from otel_bridge.catalog.kernel import *
+from otel_bridge.catalog.limits import *
 from otel_bridge.catalog.rules import *
 from otel_bridge.catalog.sample import *
 from otel_bridge.catalog.ui import *

@@ -52,7 +52,7 @@ CONTROL_DECISIONS = Metric(
     "otel_bridge_control_decisions",
     Kind.COUNTER,
     "{decision}",
-    "Answers to gateways by interface and result (allowed, probe, refused, unknown: no breaker).",
+    "Answers to gateways by interface and result (allowed, probe, refused, limited).",
     ("interface", "result"),
 )
 CONTROL_DECISION_DURATION = Metric(

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, m
 
 from otel_bridge import catalog
 from otel_bridge.control.actions.config import ActionsConfig
+from otel_bridge.control.limits.config import LimitsConfig
 from otel_bridge.control.machine import Rules
 from otel_bridge.control.patterns import compile_pattern
 from otel_bridge.listeners.config import AuthConfig, GrpcTlsConfig, TlsConfig
@@ -554,6 +555,7 @@ class ControlConfig(_Model):
     rules: RuleFiringsConfig = RuleFiringsConfig()
     alertmanager: AlertmanagerConfig | None = Field(None, description="null: no webhook is served.")
     decisions: DecisionsConfig = DecisionsConfig()
+    limits: LimitsConfig = LimitsConfig()
     operators: OperatorsConfig = Field(default_factory=OperatorsConfig)
     actions: ActionsConfig = ActionsConfig()
     state: StateConfig = Field(default_factory=StateConfig)

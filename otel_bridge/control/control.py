@@ -19,6 +19,9 @@ from otel_bridge.control.decider import Decider
 from otel_bridge.control.gate.keeper import Keeper
 from otel_bridge.control.grpc_decisions import GrpcDecisions
 from otel_bridge.control.http_decisions import HttpDecisions
+from otel_bridge.control.limits.claims import Claims
+from otel_bridge.control.limits.limiter import Limiter
+from otel_bridge.control.limits.usage import UsageTap
 from otel_bridge.control.operators import Operators
 from otel_bridge.control.questions import Questions
 from otel_bridge.control.replicas import RedisReplicas
@@ -29,9 +32,9 @@ from otel_bridge.control.strategies import Strategies
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from otel_bridge.batch import PlanBuilder
+    from otel_bridge.batch import Batch, PlanBuilder
     from otel_bridge.breakers import Action, Gate
-    from otel_bridge.contracts import Clock, Component
+    from otel_bridge.contracts import Clock, Component, TraceProcessor
     from otel_bridge.control.actions.limits import ActionConfig
     from otel_bridge.control.audit import Entry
     from otel_bridge.control.config import ControlConfig
@@ -62,7 +65,11 @@ class Control:
         self.store = StateStore(config.state, clock, telemetry)
         self.board = Board(config, telemetry, clock, self.store, replica)
         self.sources = Sources(self.board, telemetry)
-        self.decider = Decider(self.board)
+        claims = Claims(config.limits, config.targets) if config.limits.rules else None
+        self.limiter = (
+            Limiter(config, claims, telemetry, clock, self.board.audit) if claims is not None else None
+        )
+        self.decider = Decider(self.board, self.limiter)
         self.actions = Dispatcher(clock, telemetry, self.board.audit)
         self.board.actions = self.actions
         self._webhooks = [
@@ -79,7 +86,7 @@ class Control:
         self.gates = Keeper(config.actions, telemetry, clock, self.sources.take_kills)
         for gate in self.gates.gates:
             self.board.add_gate(gate, gate.config)
-        questions = Questions(config.targets)
+        questions = Questions(config.targets, claims)
         self.strategies = Strategies(config.strategies) if config.strategies.enabled else None
         if self.strategies is not None:
             telemetry.registry.register(self.strategies)
@@ -98,15 +105,19 @@ class Control:
         if alertmanager is not None:
             book = AlertBook(alertmanager, self.board, self.sources, telemetry, clock)
             self.alertmanager = AlertmanagerWebhook(alertmanager, book, telemetry, clock)
-        self.operators = Operators(config.operators, self.board, self.history)
+        self.operators = Operators(config.operators, self.board, self.history, self.limiter)
         self._started: list[Component] = []
         self._ticker: asyncio.Task[None] | None = None
 
-    def tap(self, columns: PlanBuilder) -> CallTap | None:
-        """A step of the data path that tells of calls; None when spans are not to trip anything."""
-        if not self.config.spans.enabled:
-            return None
-        return CallTap(self.config.spans, self.config.targets, columns, self.sources, self.strategies)
+    def tap(self, columns: PlanBuilder) -> TraceProcessor | None:
+        """A step of the data path that tells of calls and of what they used; None when nobody asks."""
+        config = self.config
+        taps: list[TraceProcessor] = []
+        if config.spans.enabled:
+            taps.append(CallTap(config.spans, config.targets, columns, self.sources, self.strategies))
+        if self.limiter is not None and any(limit.settles for limit in self.limiter.limits):
+            taps.append(UsageTap(config.spans, columns, self.limiter))
+        return _Taps(taps) if len(taps) > 1 else next(iter(taps), None)
 
     def add_gate(self, gate: Gate, config: ActionConfig) -> None:
         """Have a gate follow the breakers; it hears of those that refuse already."""
@@ -139,7 +150,14 @@ class Control:
             await self.gates.start()
             self.board.load()
             self.gates.settle()
-            for part in (self._replicas, self.operators, self.http, self.grpc, self.alertmanager):
+            for part in (
+                self._replicas,
+                self.limiter,
+                self.operators,
+                self.http,
+                self.grpc,
+                self.alertmanager,
+            ):
                 if part is not None:
                     self._started.append(part)
                     await part.start()
@@ -183,3 +201,16 @@ class Control:
             await self._clock.sleep(TICK if busy else IDLE_TICK)
             self.sources.renew()
             self.board.advance()
+            if self.limiter is not None:
+                self.limiter.tick()
+
+
+class _Taps:
+    """Several steps of the data path as one."""
+
+    def __init__(self, taps: Sequence[TraceProcessor]) -> None:
+        self._taps = taps
+
+    def process(self, batch: Batch) -> None:
+        for tap in self._taps:
+            tap.process(batch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import secrets
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from otel_bridge.breakers import State
@@ -16,36 +17,80 @@ if TYPE_CHECKING:
 
     from otel_bridge.control.board import Board
     from otel_bridge.control.breaker import Breaker
+    from otel_bridge.control.limits.claims import Claim
+    from otel_bridge.control.limits.limiter import Limiter
+    from otel_bridge.control.limits.limiter import Verdict as Limited
 
 NOBODY_ASKED = "the replicas' store cannot be reached, and control.redis.when_cut_off is open"
 
 
 class Decider:
-    """Answers from what is in memory; only a permit that replicas share is asked for elsewhere.
+    """Answers from what is in memory; only what replicas share is asked for elsewhere.
+
+    A request that a breaker refuses takes nothing from rate limits, and one that a limit refuses is no probe.
 
     Args:
         board: the breakers.
+        limiter: the rate limits; None: there are none.
         draw: numbers in [0, 1).
     """
 
-    def __init__(self, board: Board, draw: Callable[[], float] = random.random) -> None:
+    def __init__(
+        self, board: Board, limiter: Limiter | None = None, draw: Callable[[], float] = random.random
+    ) -> None:
         self._board = board
+        self._limiter = limiter
         self._draw = draw
         redis = board.config.redis
         self._when_cut_off = redis.when_cut_off if redis is not None else "local"
 
-    async def decide(self, key: str, trace: str) -> Decision:
+    async def decide(self, key: str, trace: str, claim: Claim | None = None) -> Decision:
         """Whether a request may go on.
 
         Args:
             key: its target; empty when it named none.
             trace: its trace id in hex; empty when it has none.
+            claim: what it wants of rate limits.
         """
-        decision = self.decide_here(key, trace)
-        return decision if decision is not None else await self._decide_together(key, trace)
+        decision = self._ask_breakers(key, trace)
+        if decision is None:
+            decision = await self._decide_together(key, trace)
+        if claim is None or not decision.allow or self._limiter is None:
+            return decision
+        return self._limit(decision, key, await self._limiter.take(claim, trace))
 
-    def decide_here(self, key: str, trace: str) -> Decision | None:
-        """The same without waiting; None when a permit must be had from the replicas first."""
+    def decide_here(self, key: str, trace: str, claim: Claim | None = None) -> Decision | None:
+        """The same without waiting; None when the replicas must be asked first."""
+        if claim is None or self._limiter is None:
+            return self._ask_breakers(key, trace)
+        if self._limiter.asks_others:
+            return None
+        decision = self._ask_breakers(key, trace)
+        if decision is None or not decision.allow:
+            return decision
+        return self._limit(decision, key, self._limiter.take_here(claim, trace))
+
+    def _limit(self, decision: Decision, key: str, said: Limited) -> Decision:
+        """What remains of a decision to let a request through."""
+        if said.limit is None:
+            return replace(decision, degraded=True) if said.degraded else decision
+        board = self._board
+        if decision.probe:
+            with board.lock:
+                for breaker in board.in_the_way(key):
+                    board.step(breaker, breaker.step(machine.judge, decision.probe, Verdict.IGNORED))
+        return Decision(
+            allow=False,
+            target=key,
+            state=decision.state,
+            reason=said.reason,
+            retry_after=said.retry_after,
+            degraded=decision.degraded or said.degraded,
+            limit=said.limit.name,
+        )
+
+    def _ask_breakers(self, key: str, trace: str) -> Decision | None:
+        """None: a permit must be had from the replicas first."""
         board = self._board
         replicas = board.replicas
         cut_off = replicas is not None and replicas.cut_off
@@ -76,7 +121,7 @@ class Decider:
         for breaker in found:
             if await board.replicas.settle(breaker.key, breaker.step(machine.acquire, trace)) is None:
                 # Cut off just now: what is known here decides.
-                return self.decide_here(key, trace) or Decision(True, key, degraded=True)
+                return self._ask_breakers(key, trace) or Decision(True, key, degraded=True)
         with board.lock:
             return self._probe(board.in_the_way(key), trace)
 

@@ -32,6 +32,7 @@ class Decision:
         probe: the trace id, in hex, under which the request was admitted as a probe.
         fallback: what the gateway answers instead of 429; None: 429.
         degraded: whether replicas could not be asked.
+        limit: the rate limit that refused; empty: a breaker did, or nothing.
     """
 
     allow: bool
@@ -42,12 +43,13 @@ class Decision:
     probe: str = ""
     fallback: FallbackConfig | None = None
     degraded: bool = False
+    limit: str = ""
 
     @property
     def result(self) -> str:
         """The word in metrics."""
         if not self.allow:
-            return "refused"
+            return "limited" if self.limit else "refused"
         return "probe" if self.probe else "allowed"
 
     def headers(self) -> dict[str, str]:
@@ -58,6 +60,8 @@ class Decision:
             headers["X-Retry-After"] = str(math.ceil(self.retry_after * 1000))
         if self.probe:
             headers["X-Otel-Bridge-Probe"] = self.probe
+        if self.limit:
+            headers["X-Otel-Bridge-Limit"] = self.limit
         return headers
 
 

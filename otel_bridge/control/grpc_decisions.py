@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
 from otel_bridge.control.http_decisions import DecisionMetrics, refusal
+from otel_bridge.control.limits.claims import sizes_of
 from otel_bridge.control.strategies import HEADER as STRATEGY_HEADER
 from otel_bridge.errors import BridgeError, UnauthenticatedError
 from otel_bridge.listeners.address import cannot_listen
@@ -43,7 +44,13 @@ _TEXTS = "map<string, string>"
 _MESSAGES: dict[str, tuple[tuple[str, int, str], ...]] = {
     "HeaderValue": (("key", 1, "string"), ("value", 2, "string"), ("raw_value", 3, "bytes")),
     "HeaderMap": (("headers", 1, "repeated HeaderValue"),),
-    "HttpRequest": (("headers", 3, _TEXTS), ("header_map", 13, "HeaderMap")),
+    "HttpRequest": (
+        ("headers", 3, _TEXTS),
+        ("size", 9, "int64"),
+        ("body", 11, "string"),
+        ("raw_body", 12, "bytes"),
+        ("header_map", 13, "HeaderMap"),
+    ),
     "Request": (("http", 2, "HttpRequest"),),
     "AttributeContext": (("request", 4, "Request"), ("context_extensions", 10, _TEXTS)),
     "CheckRequest": (("attributes", 1, "AttributeContext"),),
@@ -68,6 +75,7 @@ _SCALARS = {
     "string": FieldDescriptorProto.TYPE_STRING,
     "bytes": FieldDescriptorProto.TYPE_BYTES,
     "int32": FieldDescriptorProto.TYPE_INT32,
+    "int64": FieldDescriptorProto.TYPE_INT64,
 }
 
 
@@ -167,15 +175,17 @@ class GrpcDecisions:
         try:
             if self._auth is not None:
                 self._auth.check(_authorization(context))
-            request = CheckRequest.FromString(data)
-            key, trace = self._questions.read(
-                _headers(request.attributes.request.http), extra=request.attributes.context_extensions
+            attributes = CheckRequest.FromString(data).attributes
+            http = attributes.request.http
+            # What Envoy knows of the size counts where nobody told it in so many words.
+            key, trace, claim = self._questions.ask(
+                _headers(http), extra={**_sizes(http, self._questions), **attributes.context_extensions}
             )
         except UnauthenticatedError as error:
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
         except (BridgeError, DecodeError) as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        decision = await self._decider.decide(key, trace)
+        decision = await self._decider.decide(key, trace, claim)
         strategy = self._strategies.of(trace)[0] if self._strategies is not None else ""
         answer: bytes = check_response(decision, strategy).SerializeToString()
         self._metrics.answered(decision, since)
@@ -217,6 +227,10 @@ def _headers(http: Any) -> dict[str, str]:
         header.key.lower(): header.value or header.raw_value.decode("utf-8", "replace")
         for header in http.header_map.headers
     }
+
+
+def _sizes(http: Any, questions: Questions) -> dict[str, str]:
+    return sizes_of(http.raw_body or http.body.encode(), http.size) if questions.limited else {}
 
 
 def _authorization(context: grpc.aio.ServicerContext[bytes, bytes]) -> str | None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from otel_bridge.telemetry import Telemetry
 
 SETTING = "control.decisions.http"
-RESULTS = ("allowed", "probe", "refused")
+RESULTS = ("allowed", "probe", "refused", "limited")
 JSON = "application/json"
 STRATEGY_PATH = "/v1/strategy"
 _BODY_READ = frozenset({"POST", "PUT"})
@@ -100,10 +100,10 @@ class HttpDecisions:
         try:
             if self._listener.auth is not None:
                 self._listener.auth.check(headers.get("authorization"))
-            key, trace = self._questions.read(headers, query)
+            key, trace, claim = self._questions.ask(headers, query)
         except BridgeError:
             return None
-        decision = self._decider.decide_here(key, trace)
+        decision = self._decider.decide_here(key, trace, claim)
         return None if decision is None else self._answer(route, decision, trace, since)
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -123,10 +123,10 @@ class HttpDecisions:
             body = b""
             if path == "/v1/decision" and request.method in _BODY_READ and request.can_read_body:
                 body = await listener.read(request)
-            key, trace = self._questions.read(request.headers, query, body)
+            key, trace, claim = self._questions.ask(request.headers, query, body)
         except BridgeError as error:
             return refused(error)
-        decision = await self._decider.decide(key, trace)
+        decision = await self._decider.decide(key, trace, claim)
         answer = self._answer(route, decision, trace, since)
         return web.Response(status=answer.status, body=answer.body or None, headers=answer.headers)
 
@@ -171,6 +171,7 @@ def as_json(decision: Decision) -> Answer:
         "retry_after_ms": round(decision.retry_after * 1000),
         "probe": decision.probe,
         "degraded": decision.degraded,
+        "limit": decision.limit,
     }
     fallback = decision.fallback
     if fallback is not None:
@@ -202,11 +203,10 @@ def refusal(decision: Decision) -> tuple[int, str, bytes]:
     if decision.fallback is not None:
         fallback = decision.fallback
         return fallback.status, fallback.content_type, fallback.body.encode()
+    kind, message = "circuit_breaker", f"{decision.target} takes no requests now ({decision.state.value})"
+    if decision.limit:
+        kind, message = "rate_limit", decision.reason
     document = {
-        "error": {
-            "type": "circuit_breaker",
-            "message": f"{decision.target} takes no requests now ({decision.state.value})",
-            "retry_after_ms": round(decision.retry_after * 1000),
-        }
+        "error": {"type": kind, "message": message, "retry_after_ms": round(decision.retry_after * 1000)}
     }
     return HTTPStatus.TOO_MANY_REQUESTS.value, JSON, orjson.dumps(document)

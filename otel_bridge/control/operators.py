@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from otel_bridge.control.board import Board
     from otel_bridge.control.breaker import Breaker
     from otel_bridge.control.config import OperatorsConfig
+    from otel_bridge.control.limits.limiter import Limiter
 
     History = Callable[[str | None, int], Awaitable[list[Entry]]]
 
@@ -60,9 +61,13 @@ class Operators:
         config: where.
         board: the breakers.
         history: reads the audit log.
+        limiter: the rate limits; None: there are none.
     """
 
-    def __init__(self, config: OperatorsConfig, board: Board, history: History) -> None:
+    def __init__(
+        self, config: OperatorsConfig, board: Board, history: History, limiter: Limiter | None = None
+    ) -> None:
+        self._limiter = limiter
         self._config = config
         self._board = board
         self._history = history
@@ -86,6 +91,7 @@ class Operators:
                 web.get("/v1/breaker", self._show),
                 web.post("/v1/breaker", self._order),
                 web.get("/v1/history", self._past),
+                web.get("/v1/limits", self._limits),
             ]
         )
         self._runner = web.AppRunner(app, access_log=None)
@@ -196,11 +202,14 @@ class Operators:
             step = breaker.step(machine.decide_by_itself, mode, order.reason)
         self._board.operate(breaker, step, actor, order.reason)
 
+    async def _limits(self, request: web.Request) -> web.Response:
+        most = _limit_of(request)
+        nothing = {"degraded": False, "shared": False, "open_reservations": 0, "limits": []}
+        return web.json_response(self._limiter.describe(most) if self._limiter is not None else nothing)
+
     async def _past(self, request: web.Request) -> web.Response:
         target = request.query.get("target")
-        limit = int(request.query.get("limit", "100"))
-        if not 0 < limit <= _MOST_ENTRIES:
-            raise ValueError(f"limit is 1 to {_MOST_ENTRIES}")
+        limit = _limit_of(request)
         entries = await self._history(parse_key(target) if target else None, limit)
         return web.json_response({"entries": [entry.as_dict() for entry in entries]})
 
@@ -232,6 +241,13 @@ class Operators:
             }
             for key, hold in breaker.record.holds.items()
         ]
+
+
+def _limit_of(request: web.Request) -> int:
+    limit = int(request.query.get("limit", "100"))
+    if not 0 < limit <= _MOST_ENTRIES:
+        raise ValueError(f"limit is 1 to {_MOST_ENTRIES}")
+    return limit
 
 
 def _clear(path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qs
 
 import orjson
@@ -15,19 +15,46 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from otel_bridge.control.config import TargetsConfig
+    from otel_bridge.control.limits.claims import Claim, Claims
 
 _HEX = frozenset("0123456789abcdef")
 _TRACE_LENGTH = 32
 _MOST_KEYS = 10_000
+_COUNTS = frozenset({"prompt_len", "max_tokens"})
+
+
+class Question(NamedTuple):
+    """What is asked.
+
+    Attributes:
+        key: the target's; empty when none was named.
+        trace: the trace id in hex; empty when there is none.
+        claim: what the request wants of rate limits; None: none concerns it.
+    """
+
+    key: str
+    trace: str
+    claim: Claim | None = None
 
 
 class Questions:
-    """Reads questions; what a query or a body names goes before headers, which a client may have sent."""
+    """Reads questions; what a query or a body names goes before headers, which a client may have sent.
 
-    def __init__(self, config: TargetsConfig) -> None:
+    Args:
+        config: what makes a target.
+        claims: reads what concerns rate limits; None: there are none.
+    """
+
+    def __init__(self, config: TargetsConfig, claims: Claims | None = None) -> None:
+        self._claims = claims
         self._names = tuple(config.key)
         self._headers = tuple(config.field(name).header.lower() for name in config.key)
         self._keys: dict[tuple[str, ...], str] = {}
+
+    @property
+    def limited(self) -> bool:
+        """Whether there are rate limits, so that a request's size matters."""
+        return self._claims is not None
 
     @property
     def headers(self) -> tuple[str, ...]:
@@ -41,7 +68,17 @@ class Questions:
         body: bytes = b"",
         extra: Mapping[str, str] | None = None,
     ) -> tuple[str, str]:
-        """The target's key and the trace id in hex; either may be empty.
+        """The target's key and the trace id alone; as `ask`."""
+        return self.ask(headers, query, body, extra)[:2]
+
+    def ask(
+        self,
+        headers: Mapping[str, str],
+        query: str = "",
+        body: bytes = b"",
+        extra: Mapping[str, str] | None = None,
+    ) -> Question:
+        """What is asked.
 
         Args:
             headers: the request's; names in lower case, or case-insensitive.
@@ -74,7 +111,7 @@ class Questions:
             if len(self._keys) >= _MOST_KEYS:
                 self._keys.clear()
             key = self._keys[parts] = key_of(parts)
-        return key, trace
+        return Question(key, trace, self._claims.read(told, headers) if self._claims is not None else None)
 
 
 @lru_cache(maxsize=1000)
@@ -98,8 +135,16 @@ def _object(body: bytes) -> dict[str, str]:
         document = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise MalformedRequestError(f"the body is no JSON: {error}") from error
-    if not isinstance(document, dict) or not all(isinstance(value, str) for value in document.values()):
+    told = (
+        {name: _text(name, value) for name, value in document.items()} if isinstance(document, dict) else None
+    )
+    if told is None or not all(isinstance(value, str) for value in told.values()):
         raise MalformedRequestError(
-            'the body is a JSON object of texts, like {"service": "llama", "trace_id": "4bf92f…"}'
+            'the body is a JSON object of texts, like {"service": "llama", "trace_id": "4bf92f…"}; only '
+            "prompt_len and max_tokens may be numbers"
         )
-    return document
+    return told
+
+
+def _text(name: str, value: Any) -> Any:
+    return str(value) if name in _COUNTS and type(value) is int else value

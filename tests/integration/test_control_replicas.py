@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-import socket
-import subprocess
 import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -18,58 +15,14 @@ from otel_bridge.control.config import ControlConfig
 from otel_bridge.control.control import Control
 from otel_bridge.telemetry import Telemetry
 from tests.support.control import calls
-from tests.support.ports import free_port
+from tests.support.redis_server import Redis, needs_redis
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("redis-server") is None, reason="no redis-server: apt-get install redis-server"
-)
+pytestmark = needs_redis
 KEY = "llama/8b"
-
-
-class Redis:
-    """A server of its own."""
-
-    def __init__(self, directory: Path) -> None:
-        self.port = free_port()
-        self.directory = directory
-        self.process: subprocess.Popen[bytes] | None = None
-        self.start()
-
-    def start(self) -> None:
-        self.process = subprocess.Popen(
-            [
-                "redis-server",
-                "--port",
-                str(self.port),
-                "--bind",
-                "127.0.0.1",
-                "--save",
-                "",
-                "--appendonly",
-                "no",
-            ],
-            cwd=self.directory,
-            stdout=subprocess.DEVNULL,
-        )
-        end = time.monotonic() + 10
-        while time.monotonic() < end:
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
-                    return
-            time.sleep(0.02)
-        pytest.fail("redis-server did not start")
-
-    def stop(self) -> None:
-        assert self.process is not None
-        self.process.kill()
-        self.process.wait()
-
-    def command(self, *words: str) -> None:
-        subprocess.run(["redis-cli", "-p", str(self.port), *words], check=True, stdout=subprocess.DEVNULL)
 
 
 @pytest.fixture
