@@ -16,6 +16,7 @@ from rich.console import Console
 from otel_bridge import __version__
 from otel_bridge.cli_breaker import breaker
 from otel_bridge.cli_bundle import bundle
+from otel_bridge.cli_limits import limits
 from otel_bridge.cli_rules import rules
 from otel_bridge.errors import BridgeError, ConfigError
 from otel_bridge.memory import keep_freed_memory
@@ -172,6 +173,7 @@ def print_config(path: Path | None, overrides: tuple[str, ...], *, as_json: bool
 
 
 main.add_command(breaker)
+main.add_command(limits)
 main.add_command(rules)
 main.add_command(bundle)
 
@@ -198,7 +200,11 @@ def _announce(service: Service) -> None:
     for name, exporter in service.settings.exporters.items():
         console.print(f"  {'sends to':<10} {exporter.endpoint} ({name})")
     if service.telemetry_server is not None:
-        console.print(f"  {'metrics':<10} http://127.0.0.1:{service.telemetry_server.port}/metrics")
+        metrics = service.settings.service.telemetry.metrics
+        base = f"{'https' if metrics.tls else 'http'}://127.0.0.1:{service.telemetry_server.port}"
+        console.print(f"  {'metrics':<10} {base}/metrics")
+        if service.ui is not None:
+            console.print(f"  {'pages':<10} {base}/ui")
     console.print("  Stop with Ctrl-C; what is not delivered by then stays on disk.")
 
 

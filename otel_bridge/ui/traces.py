@@ -27,6 +27,8 @@ _KERNEL = "kernel."
 _KINDS = {int(kind): kind.name.lower() for kind in SpanKind}
 _LEAST_WIDTH = 0.25
 """Percent: what is shorter would not be seen."""
+_MATTERS = 0.01
+"""Of a trace's time: what took less of it is named after what has no duration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,13 +195,13 @@ def _summary(kept: KeptTrace, found: Sequence[_Found]) -> Summary:
         lasted=duration(end - start),
         spans=len(found),
         failed=sum(_failed(one.span) for one in found),
-        causes=list(_causes(found)),
+        causes=list(_causes(found, end - start)),
         cut=kept.cut,
     )
 
 
-def _causes(found: Sequence[_Found]) -> Iterator[str]:
-    """What the kernel noted, summed over spans: times, most first; then counts."""
+def _causes(found: Sequence[_Found], whole: int) -> Iterator[str]:
+    """What the kernel noted, summed over spans: times that matter to the whole, counts, shorter times."""
     units = attribute_units()
     sums: dict[str, int] = {}
     for one in found:
@@ -208,12 +210,14 @@ def _causes(found: Sequence[_Found]) -> Iterator[str]:
                 if units[item.key] == "ns" and not item.key.endswith(".time"):
                     continue  # the longest of what is summed already
                 sums[item.key] = sums.get(item.key, 0) + item.value.int_value
-    times = {key: total for key, total in sums.items() if units[key] == "ns"}
-    for key, total in sorted(times.items(), key=lambda pair: -pair[1]):
-        yield f"{key.removeprefix(_KERNEL).removesuffix('.time')} {duration(total)}"
-    for key, total in sums.items():
-        if units[key].startswith("{"):
-            yield f"{key.removeprefix(_KERNEL)} {total}"
+    counts = [(key, total) for key, total in sums.items() if units[key].startswith("{")]
+    times = sorted(
+        ((key, total) for key, total in sums.items() if units[key] == "ns"), key=lambda pair: -pair[1]
+    )
+    long = [pair for pair in times if pair[1] >= whole * _MATTERS]
+    for key, total in (*long, *counts, *times[len(long) :]):
+        said = duration(total) if units[key] == "ns" else total
+        yield f"{key.removeprefix(_KERNEL).removesuffix('.time')} {said}"
 
 
 def _bounds(found: Sequence[_Found]) -> tuple[int, int]:

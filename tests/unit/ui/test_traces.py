@@ -109,15 +109,15 @@ def test_a_kernel_event_begins_its_duration_before_its_time():
 
 
 def test_the_list_says_what_the_kernel_saw():
-    """Times, the most first, then counts, added up over the spans; maxima are in the sums already."""
+    """Times of 1 % and more, counts, other times, over all spans; maxima are in the sums already."""
     first = {
         "kernel.tcp.retransmits": 2,
         "kernel.sched.run_queue.time": 5 * MS,
         "kernel.sched.run_queue.max": 4 * MS,
     }
-    second = {"kernel.tcp.retransmits": 1, "kernel.block.time": 7 * MS}
+    second = {"kernel.tcp.retransmits": 1, "kernel.block.time": 7 * MS, "kernel.tcp.connect.time": 60_000}
     about = drawn(span(1, attributes=first), span(2, 1, attributes=second)).summary
-    assert about.causes == ["block 7 ms", "sched.run_queue 5 ms", "tcp.retransmits 3"]
+    assert about.causes == ["block 7 ms", "sched.run_queue 5 ms", "tcp.retransmits 3", "tcp.connect 60 µs"]
 
 
 def test_many_spans_and_events_are_drawn_in_part():
