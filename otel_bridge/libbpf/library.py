@@ -124,6 +124,30 @@ def _cause(log: str) -> str:
     return (before_end or lines or [""])[-1][:300]
 
 
+class _Messages(threading.local):
+    """libbpf speaks in the thread that called it: no lock, so loading a probe holds up no reader."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+
+_messages = _Messages()
+_vsnprintf = ctypes.CDLL(None).vsnprintf
+_vsnprintf.argtypes = (_PTR, _SIZE, _TEXT, _PTR)
+
+
+def _keep_message(level: int, template: bytes, arguments: int) -> int:
+    if level == 0:  # LIBBPF_WARN; the others tell what went well
+        text = ctypes.create_string_buffer(1 << 16)
+        _vsnprintf(text, len(text), template, arguments)
+        _messages.said.append(text.value.decode(errors="replace"))
+    return 0
+
+
+_print = _PRINT(_keep_message)
+"""Lives as long as the process: libbpf keeps one pointer, whichever `Library` calls it."""
+
+
 class Library:
     """The loaded libbpf, its messages captured instead of printed.
 
@@ -143,26 +167,12 @@ class Library:
                 "mend with: apt-get install libbpf1 (Fedora: dnf install libbpf)",
                 errno.ENOENT,
             ) from error
-        # libbpf speaks in the thread that called it: no lock, so loading a probe holds up no reader.
-        self._messages = threading.local()
-        self._vsnprintf = ctypes.CDLL(None).vsnprintf
-        self._vsnprintf.argtypes = (_PTR, _SIZE, _TEXT, _PTR)
-        # libbpf keeps the pointer: it must live as long as the process may call it.
-        self._print = _PRINT(self._keep_message)
-        self._lib.libbpf_set_print(self._print)
-
-    def _keep_message(self, level: int, template: bytes, arguments: int) -> int:
-        if level == 0:  # LIBBPF_WARN; the others tell what went well
-            text = ctypes.create_string_buffer(1 << 16)
-            self._vsnprintf(text, len(text), template, arguments)
-            said: list[str] = getattr(self._messages, "said", [])
-            said.append(text.value.decode(errors="replace"))
-        return 0
+        self._lib.libbpf_set_print(_print)
 
     @contextmanager
     def _captured(self) -> Iterator[list[str]]:
-        self._messages.said = []
-        yield self._messages.said
+        _messages.said = []
+        yield _messages.said
 
     @property
     def version(self) -> str:
