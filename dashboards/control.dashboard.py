@@ -59,7 +59,7 @@ breakers = Section(
         panels.lines("Alerts taken in", "A second, by what became of them.", "cps", control.ALERTS, width=6),
         panels.lines("Actions", "Changes handed on, a second, by result.", "cps", control.ACTIONS, width=6),
         panels.lines(
-            "Limits",
+            "Leases and room",
             "Leases that ended or were renewed late, and targets that got no breaker, a second.",
             "cps",
             control.LEASES,
@@ -71,6 +71,35 @@ breakers = Section(
             control.STORES,
             {0: ("cut off", "red"), 1: ("up", "green")},
             width=6,
+        ),
+    ],
+)
+limits = Section(
+    "Rate limits",
+    [
+        panels.lines(
+            "Limits: requests",
+            "Requests that a limit concerned, a second, by result; would_refuse is of limits that only look on.",
+            "reqps",
+            control.LIMITED,
+        ),
+        panels.lines(
+            "Limits: tokens",
+            "LLM tokens reserved, returned when their span told of fewer, and used beyond, a second.",
+            "short",
+            control.LIMIT_TOKENS,
+        ),
+        panels.lines(
+            "Ends of reservations",
+            "A second; unreserved spans are of requests that passed no limit, expired ones had no span.",
+            "cps",
+            control.SETTLEMENTS,
+        ),
+        panels.lines(
+            "Buckets",
+            "In this process, and requests of newcomers that had to share one.",
+            "short",
+            control.BUCKETS,
         ),
     ],
 )
@@ -105,6 +134,6 @@ dashboard = assemble(
     "otel-bridge-control",
     "OTel Bridge / Breaker and rules",
     "Which breakers are open and why, how fast the bridge reacted, which rules fire.",
-    [breakers, rules],
+    [breakers, limits, rules],
     [TARGET],
 )

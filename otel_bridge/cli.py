@@ -17,6 +17,7 @@ from otel_bridge import __version__
 from otel_bridge.cli_breaker import breaker
 from otel_bridge.cli_bundle import bundle
 from otel_bridge.cli_limits import limits
+from otel_bridge.cli_limits import limits
 from otel_bridge.cli_rules import rules
 from otel_bridge.errors import BridgeError, ConfigError
 from otel_bridge.memory import keep_freed_memory
@@ -173,6 +174,7 @@ def print_config(path: Path | None, overrides: tuple[str, ...], *, as_json: bool
 
 
 main.add_command(breaker)
+main.add_command(limits)
 main.add_command(limits)
 main.add_command(rules)
 main.add_command(bundle)

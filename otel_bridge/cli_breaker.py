@@ -4,85 +4,73 @@ from __future__ import annotations
 
 import getpass
 import json
-import sys
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
-from otel_bridge.control.client import OperatorError, ask
-from otel_bridge.errors import ConfigError
-from otel_bridge.settings import load
+from otel_bridge.cli_operators import (
+    as_json_option,
+    ask_bridge,
+    in_seconds,
+    literal,
+    of_running_bridge,
+    operators_of,
+)
 from otel_bridge.units import parse_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
+    from pathlib import Path
 
     from otel_bridge.control.config import OperatorsConfig
-
-EXIT_FAILED = 1
-EXIT_BAD_CONFIG = 2
 
 _COLOURS = {"closed": "green", "half_open": "yellow", "open": "red"}
 
 
 @click.group()
-@click.option(
-    "-c",
-    "--config",
-    "path",
-    type=click.Path(path_type=Path, dir_okay=False),
-    envvar="OTEL_BRIDGE_CONFIG",
-    help="The running bridge's YAML file; without it, embedded defaults.",
-)
-@click.option("--set", "overrides", multiple=True, metavar="KEY.PATH=VALUE", help="Override one setting.")
+@of_running_bridge
 @click.pass_context
 def breaker(context: click.Context, path: Path | None, overrides: tuple[str, ...]) -> None:
     """See and steer the circuit breakers of the running bridge."""
-    try:
-        context.obj = load(path, overrides=overrides).control.operators
-    except ConfigError as error:
-        _fail(str(error), EXIT_BAD_CONFIG)
+    context.obj = operators_of(path, overrides)
 
 
-_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
 _target = click.argument("target")
 
 
 @breaker.command("list")
-@_json
+@as_json_option
 @click.pass_obj
 def list_(config: OperatorsConfig, *, as_json: bool) -> None:
     """Every breaker, those that refuse first."""
-    answer = _ask(config, "GET", "/v1/breakers")
+    answer = ask_bridge(config, "GET", "/v1/breakers")
     if as_json:
         click.echo(json.dumps(answer))
         return
     table = Table("target", "state", "mode", "for", "ends in", "alerts", "why", box=None)
     for found in answer["breakers"]:
         table.add_row(
-            _literal(found["target"]),
+            literal(found["target"]),
             _state(found["state"]),
             found["mode"],
-            _span(found["for_seconds"]),
-            _span(found["ends_in_seconds"]),
+            in_seconds(found["for_seconds"]),
+            in_seconds(found["ends_in_seconds"]),
             str(found["alerts"]),
-            _literal(found["reason"]),
+            literal(found["reason"]),
         )
     Console().print(table if answer["breakers"] else "No target has a breaker yet.")
 
 
 @breaker.command()
 @_target
-@_json
+@as_json_option
 @click.pass_obj
 def show(config: OperatorsConfig, target: str, *, as_json: bool) -> None:
     """One breaker, with the alerts that hold it open."""
-    answer = _ask(config, "GET", "/v1/breaker", query={"target": target})
+    answer = ask_bridge(config, "GET", "/v1/breaker", query={"target": target})
     if as_json:
         click.echo(json.dumps(answer))
         return
@@ -102,7 +90,7 @@ def _order(action: str, doc: str, *, timed: bool = False) -> None:
         order: dict[str, Any] = {"target": target, "action": action, "reason": reason, "name": name}
         if seconds is not None:
             order["seconds"] = seconds
-        answer = _ask(config, "POST", "/v1/breaker", order=order)
+        answer = ask_bridge(config, "POST", "/v1/breaker", order=order)
         if as_json:
             click.echo(json.dumps(answer))
         else:
@@ -110,7 +98,7 @@ def _order(action: str, doc: str, *, timed: bool = False) -> None:
 
     command.__doc__ = doc
     decorated: Callable[..., Any] = click.pass_obj(command)
-    decorated = _json(decorated)
+    decorated = as_json_option(decorated)
     decorated = click.option(
         "--name", default=getpass.getuser, help="Who you are, for the audit log; else your user name."
     )(decorated)
@@ -148,12 +136,12 @@ _order("auto", "Give the decision back to the machine.")
 @click.option(
     "--limit", default=50, show_default=True, type=click.IntRange(1, 10_000), help="Entries at most."
 )
-@_json
+@as_json_option
 @click.pass_obj
 def history(config: OperatorsConfig, target: str | None, limit: int, *, as_json: bool) -> None:
     """The audit log, the newest entry first."""
     query = {"limit": str(limit)} | ({"target": target} if target else {})
-    answer = _ask(config, "GET", "/v1/history", query=query)
+    answer = ask_bridge(config, "GET", "/v1/history", query=query)
     if as_json:
         click.echo(json.dumps(answer))
         return
@@ -161,22 +149,8 @@ def history(config: OperatorsConfig, target: str | None, limit: int, *, as_json:
     for entry in answer["entries"]:
         when = datetime.fromtimestamp(entry["time"] / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
         columns = ("target", "event", "before", "after", "cause", "actor", "reason")
-        table.add_row(when, *(_literal(entry[column]) for column in columns))
+        table.add_row(when, *(literal(entry[column]) for column in columns))
     Console().print(table)
-
-
-def _ask(
-    config: OperatorsConfig,
-    method: str,
-    path: str,
-    *,
-    query: Mapping[str, str] | None = None,
-    order: Any = None,
-) -> dict[str, Any]:
-    try:
-        return ask(config, method, path, query=query, order=order)
-    except OperatorError as error:
-        _fail(str(error), EXIT_FAILED)
 
 
 def _print(found: dict[str, Any]) -> None:
@@ -184,25 +158,11 @@ def _print(found: dict[str, Any]) -> None:
     for key, value in found.items():
         if key == "holds":
             continue
-        table.add_row(key, _literal(value if value is not None else "-"))
+        table.add_row(key, literal(value if value is not None else "-"))
     for hold in found.get("holds", ()):
-        table.add_row("alert", _literal(hold))
+        table.add_row("alert", literal(hold))
     Console().print(table)
 
 
 def _state(state: str) -> str:
     return f"[{_COLOURS[state]}]{state}[/]"
-
-
-def _literal(value: Any) -> str:
-    """A text that a stranger may have chosen, kept from styling or steering the terminal."""
-    return escape("".join(character if character.isprintable() else "�" for character in str(value)))
-
-
-def _span(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds:.0f} s"
-
-
-def _fail(message: str, code: int) -> NoReturn:
-    click.echo(f"otel-bridge: {message}", err=True)
-    sys.exit(code)

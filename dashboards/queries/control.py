@@ -28,6 +28,14 @@ LEASES = [
     Query(or_zero(rate(catalog.CONTROL_TARGETS_REFUSED)), "targets refused"),
 ]
 
+LIMITED = Query(rate(catalog.LIMIT_DECISIONS, by=("limit", "result")), "{{limit}} {{result}}")
+LIMIT_TOKENS = Query(or_zero(rate(catalog.LIMIT_TOKENS, by=("limit", "kind"))), "{{limit}} {{kind}}")
+SETTLEMENTS = Query(rate(catalog.LIMIT_SETTLEMENTS, by=("outcome",)), "{{outcome}}")
+BUCKETS = [
+    Query(summed(catalog.LIMIT_BUCKETS, ("limit",)), "{{limit}}"),
+    Query(or_zero(rate(catalog.LIMIT_OVERFLOWS)), "shared, a second"),
+]
+
 FIRING = Query(highest(catalog.RULES_ACTIVE, ("rule",)), "{{rule}}")
 FIRING_NOW = Query(or_zero(summed(catalog.RULES_ACTIVE)), "alerts")
 FIRINGS = Query(or_zero(rate(catalog.RULES_FIRINGS, by=("rule",))), "{{rule}}")

@@ -47,7 +47,7 @@ _MESSAGES: dict[str, tuple[tuple[str, int, str], ...]] = {
     "HttpRequest": (
         ("headers", 3, _TEXTS),
         ("size", 9, "int64"),
-        ("body", 11, "string"),
+        ("body", 11, "bytes"),  # a string to Envoy; what a client sent may be none
         ("raw_body", 12, "bytes"),
         ("header_map", 13, "HeaderMap"),
     ),
@@ -230,7 +230,7 @@ def _headers(http: Any) -> dict[str, str]:
 
 
 def _sizes(http: Any, questions: Questions) -> dict[str, str]:
-    return sizes_of(http.raw_body or http.body.encode(), http.size) if questions.limited else {}
+    return sizes_of(http.raw_body or http.body, http.size) if questions.limited else {}
 
 
 def _authorization(context: grpc.aio.ServicerContext[bytes, bytes]) -> str | None:

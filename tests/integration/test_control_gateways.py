@@ -55,7 +55,7 @@ class Backend:
 class Bridge:
     """`otel-bridge run` with control on."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, **control: Any) -> None:
         self.decisions, self.grpc, self.otlp, self.metrics = (free_port() for _ in range(4))
         self.config = directory / "bridge.yaml"
         self.config.write_text(
@@ -85,6 +85,7 @@ class Bridge:
                         "operators": {"socket": str(directory / "s")},
                         "state": {"file": str(directory / "control.sqlite")},
                         "policies": [{"open_time": "2s"}],
+                        **control,
                     },
                 }
             )
@@ -95,11 +96,11 @@ class Bridge:
         )
         self.process.wait_for_http(f"http://127.0.0.1:{self.metrics}/readyz")
 
-    def say(self, *words: str) -> str:
-        command = [str(Path(sys.prefix) / "bin" / "otel-bridge"), "breaker", "-c", str(self.config), *words]
+    def say(self, *words: str, about: str = "breaker") -> str:
+        command = [str(Path(sys.prefix) / "bin" / "otel-bridge"), about, "-c", str(self.config), *words]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
-    def spans(self, seconds: float, traces: list[str]) -> None:
+    def spans(self, seconds: float, traces: list[str], **attributes: Any) -> None:
         """Send spans of the service."""
         now = time.time_ns()
         data = trace_request(
@@ -108,7 +109,7 @@ class Bridge:
                     "trace_id": bytes.fromhex(trace),
                     "start_time_unix_nano": now - int(seconds * 1e9),
                     "end_time_unix_nano": now,
-                    "attributes": {"gen_ai.request.model": "8b"},
+                    "attributes": {"gen_ai.request.model": "8b", **attributes},
                 }
                 for trace in traces
             ],
@@ -209,6 +210,58 @@ def test_a_gateway_refuses_while_open_and_comes_back_by_probes(tmp_path, bridge,
         assert causes == ["probes_passed", "open_time_ended", "slow_calls"]
     finally:
         process.stop()
+
+
+@pytest.mark.parametrize("gateway", [nginx, caddy], ids=["nginx", "caddy"])
+def test_a_gateway_holds_to_limits(tmp_path, gateway):
+    """With the shipped configuration: each key its own requests, 429 with both headers beyond."""
+    if shutil.which(gateway.__name__, path=os.environ["PATH"] + ":/usr/sbin") is None:
+        pytest.skip(f"no {gateway.__name__}: apt-get install {gateway.__name__}")
+    rules = {
+        "keys": {"by": ["api_key"], "amount": 3, "per": "1h", "nameless": "skip"},
+        "users": {"by": ["user"], "amount": 5, "per": "1h"},
+    }
+    bridge = Bridge(tmp_path, limits={"rules": rules, "headers": {"api_key": "authorization"}})
+    backend = Backend()
+    process, port = gateway(tmp_path, bridge, backend)
+    url = f"http://127.0.0.1:{port}/v1/chat/completions"
+    try:
+        eventually("the gateway answers", lambda: _answers(url))  # takes one of the nameless user's
+        answers = [get(url, Authorization="Bearer sk-1") for _ in range(4)]
+        assert [status for status, _, _ in answers] == [200, 200, 200, 429]
+        headers = answers[-1][1]
+        assert 1000 < int(headers["Retry-After"]) < 2000
+        assert int(headers["X-Retry-After"]) <= int(headers["Retry-After"]) * 1000
+        # The fifth of those without a user; a client's own word for who it is does not count.
+        assert get(url, Authorization="Bearer sk-2", X_Otel_Bridge_User="alice")[0] == 200
+        assert get(url, Authorization="Bearer sk-2", X_Otel_Bridge_User="bob")[0] == 429
+        found = json.loads(bridge.say("list", "--json", about="limits"))
+        assert [(limit["name"], limit["buckets"]) for limit in found["limits"]] == [("keys", 2), ("users", 1)]
+        assert "sk-1" not in json.dumps(found)
+    finally:
+        process.stop()
+        bridge.process.stop()
+
+
+def test_tokens_are_settled_by_the_service_s_span(tmp_path):
+    """Asked over HTTP, told by OTLP: what was not used comes back."""
+    tokens = {"by": ["model"], "unit": "tokens", "amount": 1000, "per": "10h"}
+    bridge = Bridge(tmp_path, limits={"rules": {"tokens": tokens}})
+
+    def ask(number: int, most: int) -> int:
+        query = f"service=llama&model=8b&trace_id={number:032x}&prompt_len=400&max_tokens={most}"
+        return get(f"http://127.0.0.1:{bridge.decisions}/v1/decision?{query}")[0]
+
+    try:
+        assert ask(1, 800) == 200
+        assert ask(2, 800) == 429
+        usage = {"gen_ai.usage.input_tokens": 90, "gen_ai.usage.output_tokens": 10}
+        bridge.spans(0.1, [f"{1:032x}"], **usage)
+        assert ask(2, 800) == 200
+        metrics = get(f"http://127.0.0.1:{bridge.metrics}/metrics")[2]
+        assert 'otel_bridge_control_limit_tokens_total{kind="returned",limit="tokens"} 800.0' in metrics
+    finally:
+        bridge.process.stop()
 
 
 def _answers(url: str) -> bool:

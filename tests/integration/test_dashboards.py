@@ -176,6 +176,7 @@ def prometheus(tmp_path_factory) -> Iterator[Prometheus]:
                 "state": {"file": str(directory / "breakers.db")},
                 "operators": {"socket": str(directory / "operators.sock")},
                 "decisions": {"http": {"endpoint": f"127.0.0.1:{decisions}"}},
+                "limits": {"rules": {"tokens": {"by": ["model"], "unit": "tokens", "amount": 1e6}}},
                 "alertmanager": {"endpoint": f"127.0.0.1:{alertmanager}"},
                 "actions": {
                     "webhooks": {"gateway": {"url": "http://127.0.0.1:9/", "targets": ["*"], "dry_run": True}}

@@ -20,6 +20,7 @@ from otel_bridge.control.http_decisions import HttpDecisions
 from otel_bridge.control.questions import Questions
 from otel_bridge.control.strategies import Strategies
 from tests.support.control import World
+from tests.support.limits import Limited
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 HEADERS = {
@@ -184,11 +185,14 @@ def test_other_machines_need_tls_and_a_token(config):
 
 
 @asynccontextmanager
-async def envoy(world: World, strategies: Strategies | None = None, **config: Any):
+async def envoy(
+    world: World, strategies: Strategies | None = None, limited: Limited | None = None, **config: Any
+):
     """ext_authz, and its port."""
     found = ControlConfig.model_validate({"decisions": {"grpc": {"endpoint": "127.0.0.1:0", **config}}})
-    questions = Questions(found.targets)
-    server = GrpcDecisions(found.decisions.grpc, world.decider, questions, world.telemetry, strategies)
+    questions = limited.questions if limited is not None else Questions(found.targets)
+    decider = limited.decider if limited is not None else world.decider
+    server = GrpcDecisions(found.decisions.grpc, decider, questions, world.telemetry, strategies)
     await server.start()
     try:
         yield server.port
@@ -238,6 +242,27 @@ async def test_a_route_of_envoy_names_the_target():
     async with envoy(world) as port:
         assert (await check(port, question())).status.code == 0
         assert (await check(port, question(service="qwen", model="7b"))).status.code == 8
+
+
+async def test_envoy_tells_the_size_for_limits():
+    """From the body where Envoy sends it, from its size where it does not."""
+    rules = {"tokens": {"by": [], "unit": "tokens", "amount": 100, "per": "10h"}}
+    body = b'{"max_tokens": 40, "prompt": "' + b"\xff" * 9 + b'"}'
+    for fields, passed in (
+        ({"body": b'{"max_tokens": 40}'}, 2),
+        ({"raw_body": body, "size": 200}, 1),
+        ({"size": 200}, 1),
+    ):
+        bridge = Limited(rules, limits={"estimate": {"max_tokens": 0 if "body" in fields else 20}})
+        request = CheckRequest.FromString(question())
+        for name, value in fields.items():
+            setattr(request.attributes.request.http, name, value)
+        async with envoy(bridge.world, limited=bridge) as port:
+            answers = [await check(port, request.SerializeToString()) for _ in range(3)]
+        assert [answer.status.code for answer in answers].count(0) == passed
+        headers = {option.header.key: option.header.value for option in answers[-1].denied_response.headers}
+        assert headers["X-Otel-Bridge-Limit"] == "tokens"
+        assert answers[-1].denied_response.status.code == 429
 
 
 async def test_bytes_that_are_no_check_request():

@@ -20,6 +20,7 @@ from otel_bridge.control.operators import Operators
 from otel_bridge.errors import StartError
 from otel_bridge.telemetry import Telemetry
 from tests.support.control import World
+from tests.support.limits import Limited
 
 KEY = "llama/8b"
 
@@ -27,12 +28,14 @@ KEY = "llama/8b"
 class Bridge:
     """A world whose operators' socket is served in a thread, as a bridge of its own would."""
 
-    def __init__(self, path: Any, **operators: Any) -> None:
+    def __init__(self, path: Any, *, limited: bool = False, **operators: Any) -> None:
         self.file = path / "bridge.yaml"
         control = {"operators": {"socket": str(path / "s"), **operators}}
         self.file.write_text(yaml.safe_dump({"control": control}))
         self.world = World(**control)
-        self.server = Operators(self.world.config.operators, self.world.board, self._history)
+        self.limited = Limited({"per-user": {"by": ["user", "model"], "amount": 3}}) if limited else None
+        limiter = self.limited.limiter if self.limited is not None else None
+        self.server = Operators(self.world.config.operators, self.world.board, self._history, limiter)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
@@ -50,15 +53,15 @@ class Bridge:
         self._thread.join()
         self._loop.close()
 
-    def run(self, *words: str, code: int = 0) -> str:
+    def run(self, *words: str, code: int = 0, about: str = "breaker") -> str:
         """What the command prints."""
-        done = CliRunner().invoke(main, ["breaker", "-c", str(self.file), *words])
+        done = CliRunner().invoke(main, [about, "-c", str(self.file), *words])
         assert done.exit_code == code, done.output
         return done.output
 
-    def json(self, *words: str) -> Any:
+    def json(self, *words: str, about: str = "breaker") -> Any:
         """What it prints with --json; this process's log stands before it."""
-        return json.loads(self.run(*words, "--json").splitlines()[-1])
+        return json.loads(self.run(*words, "--json", about=about).splitlines()[-1])
 
 
 @pytest.fixture
@@ -127,6 +130,38 @@ def test_orders_that_cannot_be(bridge, words, code, said):
     """With what was found and what mends it."""
     assert said in bridge.run(*words, code=code)
     assert not bridge.world.board.breakers()
+
+
+def test_limits_are_listed(tmp_path):
+    """The emptiest buckets first, of each limit as many as asked for; users as digests."""
+    found = Bridge(tmp_path, limited=True)
+    try:
+        for user, times in (("alice", 1), ("bob", 3), ("carol", 2)):
+            found.limited.passes(times, user=user, model="\x1b[31mred")
+        answer = found.json("list", "--buckets", "2", about="limits")
+        (limit,) = answer["limits"]
+        assert (limit["name"], limit["unit"], limit["amount"], limit["burst"]) == (
+            "per-user",
+            "requests",
+            3,
+            3,
+        )
+        assert limit["buckets"] == 3
+        assert [bucket["level"] for bucket in limit["emptiest"]] == [0, 1]
+        assert answer["degraded"] is False
+        text = found.run("list", about="limits")
+        assert "3 requests in 60 s" in text
+        assert "\x1b" not in text
+        assert "alice" not in text
+        found.run("list", "--buckets", "0", about="limits", code=2)
+    finally:
+        found.close()
+
+
+def test_without_limits_there_is_nothing_to_list(bridge):
+    """And it is said what would make them."""
+    assert bridge.json("list", about="limits")["limits"] == []
+    assert "control.limits.rules" in bridge.run("list", about="limits")
 
 
 def test_texts_of_strangers_do_not_steer_the_terminal(bridge):

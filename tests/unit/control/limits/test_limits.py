@@ -394,3 +394,9 @@ def test_a_misspelt_key_gets_its_nearest(tmp_path):
         load(path)
     (problem,) = caught.value.problems
     assert (problem.path, problem.expected) == ("control.limits.rules.one.bursts", "'burst'")
+
+
+def test_the_digests_key_never_prints():
+    """As every secret."""
+    config = ControlConfig.model_validate({"limits": {"digest_key": "a secret of our own"}})
+    assert "secret of" not in repr(config) + str(config) + config.model_dump_json()
