@@ -79,7 +79,7 @@ limits = Section(
     [
         panels.lines(
             "Limits: requests",
-            "Requests that a limit concerned, a second, by result; would_refuse is of limits that only look on.",
+            "Requests that a limit concerned, a second, by result; would_refuse is of dry runs.",
             "reqps",
             control.LIMITED,
         ),
