@@ -42,6 +42,19 @@ waiting = Section(
             stacked=True,
         ),
         panels.lines(
+            "Memory pressure",
+            "Share of the last ten seconds in which some task of the cgroup, or all that could run (full), "
+            "waited for memory; / is the machine. Above 10 % is trouble.",
+            "percentunit",
+            kernel.MEMORY_PRESSURE,
+        ),
+        panels.lines(
+            "Time stalled for memory",
+            "Seconds, a second, in which some task of the cgroup, or all (full), waited for memory.",
+            "s",
+            kernel.MEMORY_STALLED,
+        ),
+        panels.lines(
             "Block I/O latency", "Mean, from queued to done, by device.", "s", kernel.BLOCK_LATENCY, width=6
         ),
         panels.lines(

@@ -1,4 +1,4 @@
-"""From a service on a panel to its traces: Tempo and Jaeger."""
+"""From a service on a panel to its traces: Tempo, Jaeger, and the bridge's own pages."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from dashboards.layout import datasource_variable, text_variable
 VARIABLES = (
     datasource_variable("tempo", "Tempo", "tempo"),
     text_variable("jaeger", "Jaeger", "http://localhost:16686"),
+    text_variable("bridge", "Bridge's pages", "http://localhost:9464"),
 )
 _SERVICE = "${__data.fields.Service}"
 _SERVICE_OF_LINE = "${__field.labels.service_name}"
@@ -25,6 +26,11 @@ def to_traces(*, from_table: bool = False) -> list[dict[str, Any]]:
             "title": "Traces of the service in Jaeger",
             "targetBlank": True,
             "url": f"${{jaeger}}/search?service={service}&start=${{__from}}000&end=${{__to}}000",
+        },
+        {
+            "title": "Recent traces of the service at the bridge",
+            "targetBlank": True,
+            "url": f"${{bridge}}/ui?service={service}",
         },
     ]
 

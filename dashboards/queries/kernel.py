@@ -21,6 +21,11 @@ WAITS = _events("sched_wait", "sched_sum")
 RECLAIM = _events("reclaim", "memory_sum", "oom_kill")
 EVENTS = Query(rate(catalog.KERNEL_EVENTS, by=("probe", "kind", "match")), "{{probe}} {{kind}} {{match}}")
 LOST_TIME = Query(rate(catalog.DERIVED_CAUSE_TIME, "sum", (catalog.CAUSE.key,)), "{{cause}}")
+MEMORY_PRESSURE = Query(
+    highest(catalog.KERNEL_MEMORY_PRESSURE, ("instance", "cgroup", "tasks")),
+    "{{instance}} {{cgroup}} {{tasks}}",
+)
+MEMORY_STALLED = Query(rate(catalog.KERNEL_MEMORY_STALLED, by=("cgroup", "tasks")), "{{cgroup}} {{tasks}}")
 BLOCK_REQUESTS = Query(rate(catalog.KERNEL_DEVICE_REQUESTS, by=("device",)), "{{device}}")
 BLOCK_LATENCY = Query(
     f"{rate(catalog.KERNEL_DEVICE_LATENCY, by=('device',))}"

@@ -27,8 +27,9 @@ providers:
 """
 
 DATASOURCES = """\
-# Data sources with links between metrics and traces. Grafana fills in $PROMETHEUS_URL and $TEMPO_URL from its
-# environment; take what you have already out.
+# Data sources with links between metrics and traces. Grafana fills in $PROMETHEUS_URL, $TEMPO_URL and
+# $BRIDGE_URL (the bridge's own pages, as browsers reach them: http://localhost:9464) from its environment;
+# take what you have already out.
 apiVersion: 1
 datasources:
   - name: Prometheus (OTel Bridge)
@@ -43,6 +44,9 @@ datasources:
       exemplarTraceIdDestinations:
         - name: trace_id
           datasourceUid: otel-bridge-tempo
+        - name: trace_id
+          url: $BRIDGE_URL/ui/trace/$${__value.raw}
+          urlDisplayLabel: At the bridge
   - name: Tempo (OTel Bridge)
     uid: otel-bridge-tempo
     type: tempo

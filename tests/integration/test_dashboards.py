@@ -8,6 +8,7 @@ it; so are the kernel's metrics, which tests/kernel holds to the kernel itself.
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 import urllib.request
@@ -21,7 +22,15 @@ from dashboards.build import documents
 from otel_bridge import catalog
 from otel_bridge.catalog import engines, gpu, kernel
 from tests.support.exposition import of_catalog, of_engine, recorded, served
-from tests.support.grafana import FALLBACK, annotations, filled, panels, variable_queries, variables
+from tests.support.grafana import (
+    FALLBACK,
+    annotations,
+    filled,
+    link_filled,
+    panels,
+    variable_queries,
+    variables,
+)
 from tests.support.ports import free_port
 from tests.support.processes import ROOT, Bridge, eventually, running
 from tests.support.prometheus import Prometheus
@@ -169,6 +178,7 @@ def prometheus(tmp_path_factory) -> Iterator[Prometheus]:
             "exporters": {"otlp": {"endpoint": f"127.0.0.1:{sink.port}", "tls": {"insecure": True}}},
             "connectors": {"derive": {"initial_zero": "2s"}},
             "processors": {"sample": {"enabled": True}, "consistency": {"enabled": True}},
+            "service": {"ui": {"traces_per_second": 1000}},
             "rules": {"files": [_rules(directory / "rules.yaml")]},
             "control": {
                 "enabled": True,
@@ -274,6 +284,49 @@ def test_dots_are_traces(prometheus):
                     assert labels, panel["title"]
                     assert all(len(one["trace_id"]) == 32 for one in labels)
     assert asked > 5
+
+
+def _page(server: Prometheus, path: str) -> str:
+    """A page of the bridge that Prometheus scrapes."""
+    (up,) = server.ask("query", query='up{job="otel-bridge"}')["result"]
+    with urllib.request.urlopen(f"http://{up['metric']['instance']}{path}", timeout=10) as answer:
+        page: str = answer.read().decode()
+        return page
+
+
+def test_a_dot_opens_on_the_bridges_page(prometheus):
+    """As the provisioned data source links it: the newest exemplar of a panel is a trace that is kept."""
+    document = DOCUMENTS["root-cause"]
+    values = _values(prometheus, document)
+    (panel,) = (one for one in panels(document) if one["title"] == "Latency")
+    expr = filled(panel["targets"][0]["expr"], values, step=STEP, scrape_interval=SCRAPE_INTERVAL)
+    now = time.time()
+    found = prometheus.ask("query_exemplars", query=expr, start=now - 30, end=now)
+    newest = max((one for series in found for one in series["exemplars"]), key=lambda one: one["timestamp"])
+    trace_id = newest["labels"]["trace_id"]
+    page = _page(prometheus, f"/ui/trace/{trace_id}")
+    assert trace_id in page
+    assert 'class="bar' in page
+
+
+def test_a_services_link_leads_to_its_traces_at_the_bridge(prometheus):
+    """Every service that Prometheus knows has some, and only its own are listed."""
+    found = prometheus.ask("label/service_name/values", **{"match[]": "traces_span_metrics_calls_total"})
+    assert len(found) > 2
+    links = [
+        link["url"]
+        for panel in panels(DOCUMENTS["root-cause"])
+        for link in panel["fieldConfig"]["defaults"].get("links", ())
+        if "bridge" in link["title"]
+    ]
+    for service in found:
+        names = {"bridge": "", "__data.fields.Service": service, "__field.labels.service_name": service}
+        for url in {link_filled(url, names) for url in links}:
+            rows = re.findall(r"<tr>.*?</tr>", _page(prometheus, url).split('id="breakers"')[0], re.DOTALL)[
+                1:
+            ]
+            assert rows, url
+            assert all(f"{service}" in row for row in rows)
 
 
 def test_a_wrong_name_would_be_noticed(prometheus):

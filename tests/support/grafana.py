@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from tests.support.processes import ROOT
 
@@ -89,3 +90,13 @@ def filled(expr: str, values: Mapping[str, str], *, step: float, scrape_interval
         return known[match[1]]
 
     return re.sub(r"\$\{?(\w+)\}?", value, expr)
+
+
+def link_filled(url: str, values: Mapping[str, str]) -> str:
+    """A data link with its variables' values: encoded, unless the link is what begins the address."""
+
+    def value(match: re.Match[str]) -> str:
+        found = values[match[1]]
+        return found if match.start() == 0 else quote(found, safe="")
+
+    return re.sub(r"\$\{([\w.]+)\}", value, url)

@@ -66,7 +66,11 @@ def test_provisioning_files_are_what_grafana_reads(made):
     sources = yaml.safe_load(made[Path("grafana/provisioning/datasources/otel-bridge.yaml")])["datasources"]
     uids = {one["uid"] for one in sources}
     links = [link for one in sources for link in one["jsonData"].get("exemplarTraceIdDestinations", [])]
-    assert {(link["name"], link["datasourceUid"] in uids) for link in links} == {("trace_id", True)}
+    assert {link["name"] for link in links} == {"trace_id"}
+    tempo, page = links
+    assert tempo["datasourceUid"] in uids
+    # Grafana fills in its environment first: two dollars are one of the link's.
+    assert page["url"] == "$BRIDGE_URL/ui/trace/$${__value.raw}"
 
 
 def test_rules_and_routes_are_the_shipped_ones(made):

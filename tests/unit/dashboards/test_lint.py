@@ -157,7 +157,7 @@ def test_every_variable_of_a_query_exists(name):
     texts += " ".join(selector for selector, _ in variable_queries(document).values())
     used = set(re.findall(r"\$\{?(\w+)\}?", texts)) - {"__rate_interval"}
     assert used <= known
-    assert known - used <= {"datasource", "scrape_interval", "tempo", "jaeger"}
+    assert known - used <= {"datasource", "scrape_interval", "tempo", "jaeger", "bridge"}
 
 
 @every
