@@ -45,6 +45,10 @@ bench: setup collector  ## every benchmark; figures go to tests/bench/results.js
 bench-join: setup  ## kernel events caused by known requests, counted on their spans; what probes cost (needs root)
 	@$(BIN)/python -m tests.bench.join $(ARGS)
 
+.PHONY: bench-breaker
+bench-breaker: setup  ## trips of an overloaded engine, from spans to refused connections and back; goodput (needs root, nginx)
+	@$(BIN)/python -m tests.bench.breaker $(ARGS)
+
 .PHONY: dashboards
 dashboards: setup  ## build dashboards/generated (ARGS=--check only looks)
 	@$(BIN)/python -m dashboards.build $(ARGS)
