@@ -86,7 +86,9 @@ static __always_inline void add_to_span(const struct wait *wait, __u64 run_queue
 	}
 }
 
-static __always_inline void long_wait(const struct wait *wait, __u64 run_queue, __u64 off_cpu, __u64 now)
+/* `waiting` is the thread while it still waits, so that the kernel's stack is the one it waits in; else NULL. */
+static __always_inline void long_wait(const struct wait *wait, struct task_struct *waiting, __u64 run_queue,
+				      __u64 off_cpu, __u64 now)
 {
 	struct sched_wait *record = reserve(sizeof(*record), now);
 
@@ -97,10 +99,13 @@ static __always_inline void long_wait(const struct wait *wait, __u64 run_queue, 
 	record->run_queue_ns = run_queue;
 	record->off_cpu_ns = off_cpu;
 	__builtin_memcpy(record->user_stack, wait->user_stack, sizeof(record->user_stack));
+	__builtin_memset(record->kernel_stack, 0, sizeof(record->kernel_stack));
+	if (waiting && CONSTANT(config, stacks))
+		kernel_stack(waiting, record->kernel_stack, sizeof(record->kernel_stack));
 	bpf_ringbuf_submit(record, 0);
 }
 
-static __always_inline void end_wait(struct wait *wait, __u64 now)
+static __always_inline void end_wait(struct wait *wait, struct task_struct *waiting, __u64 now)
 {
 	__u64 run_queue = wait->runnable_ns ? now - wait->runnable_ns : 0;
 	__u64 off_cpu = now - wait->off_ns - run_queue;
@@ -108,16 +113,24 @@ static __always_inline void end_wait(struct wait *wait, __u64 now)
 	add_to_span(wait, run_queue, off_cpu, now);
 	if (run_queue >= CONSTANT(config, run_queue_threshold_ns) ||
 	    off_cpu >= CONSTANT(config, off_cpu_threshold_ns))
-		long_wait(wait, run_queue, off_cpu, now);
+		long_wait(wait, waiting, run_queue, off_cpu, now);
 	wait->off_ns = 0;
 }
 
-static __always_inline void arrive(struct task_struct *task, __u64 now)
+/* Reading the clock takes as long as all that is done for a thread that nobody follows. */
+static __always_inline __u64 once(__u64 *now)
+{
+	if (!*now)
+		*now = bpf_ktime_get_boot_ns();
+	return *now;
+}
+
+static __always_inline void arrive(struct task_struct *task, __u64 *now)
 {
 	struct wait *wait = bpf_task_storage_get(&waits, task, NULL, 0);
 
 	if (wait && wait->off_ns)
-		end_wait(wait, now);
+		end_wait(wait, task, once(now));
 }
 
 /* Some virtual machines hide threads of their own: the kernel tells neither perf, ftrace nor BPF of the switch from
@@ -129,17 +142,17 @@ static __always_inline void arrived_unseen(struct task_struct *task, struct wait
 	__u64 ran = FIELD(task, se.sum_exec_runtime) - FIELD(task, se.prev_sum_exec_runtime);
 	__u64 ready = wait->runnable_ns ? wait->runnable_ns : wait->off_ns;
 
-	end_wait(wait, ran < now - ready ? now - ran : ready);
+	end_wait(wait, NULL, ran < now - ready ? now - ran : ready);
 }
 
-static __always_inline void leave(void *ctx, struct task_struct *task, bool preempted, __u64 now)
+static __always_inline void leave(void *ctx, struct task_struct *task, bool preempted, __u64 *now)
 {
 	struct wait *wait = bpf_task_storage_get(&waits, task, NULL, 0);
 	const struct thread_layout *layout;
 	struct origin origin;
 
 	if (wait && wait->off_ns)
-		arrived_unseen(task, wait, now);
+		arrived_unseen(task, wait, once(now));
 	/* The kernel's own threads, and those that have ended. */
 	if (!FIELD(task, mm)) {
 		/* The next thread of its number shall not find its wait. */
@@ -157,8 +170,8 @@ static __always_inline void leave(void *ctx, struct task_struct *task, bool pree
 		return;
 	}
 	wait->origin = origin;
-	wait->runnable_ns = preempted || task_state(task) == 0 ? now : 0;
-	wait->off_ns = now;
+	wait->off_ns = once(now);
+	wait->runnable_ns = preempted || task_state(task) == 0 ? wait->off_ns : 0;
 	wait->user_stack[0] = 0;
 	if (CONSTANT(config, stacks))
 		note_stack(ctx, task, wait->user_stack);
@@ -168,12 +181,12 @@ static __always_inline void leave(void *ctx, struct task_struct *task, bool pree
 SEC("tp_btf/sched_switch")
 int BPF_PROG(sched_switch, bool preempted, struct task_struct *previous, struct task_struct *next)
 {
-	__u64 now = bpf_ktime_get_boot_ns();
+	__u64 now = 0;
 
 	if (FIELD(previous, pid))
-		leave(ctx, previous, preempted, now);
+		leave(ctx, previous, preempted, &now);
 	if (FIELD(next, pid))
-		arrive(next, now);
+		arrive(next, &now);
 	return 0;
 }
 

@@ -13,9 +13,10 @@ struct sched_wait {
 	__u64 run_queue_ns;
 	__u64 off_cpu_ns;
 	__u64 user_stack[STACK_DEPTH]; /* return addresses where the wait began, innermost first; 0: the end */
+	__u64 kernel_stack[STACK_DEPTH]; /* where in the kernel it waited; the same */
 };
 
-_Static_assert(sizeof(struct sched_wait) == 200, "mirrored in records.py");
+_Static_assert(sizeof(struct sched_wait) == 328, "mirrored in records.py");
 
 /* All waits of a span since the last time the sums were taken. */
 struct sched_sum {
@@ -34,7 +35,7 @@ _Static_assert(sizeof(struct sched_sum) == 56, "mirrored in records.py");
 struct sched_config {
 	__u64 run_queue_threshold_ns; /* a single wait this long is an event */
 	__u64 off_cpu_threshold_ns;
-	__u32 stacks; /* 1: take the user stack where a wait begins */
+	__u32 stacks; /* 1: take the user stack where a wait begins, the kernel's when it was long */
 	__u32 _pad;
 };
 

@@ -172,6 +172,11 @@ static __always_inline bool user_registers(struct task_struct *task, struct user
 	return false;
 }
 
+/* Nor its stack. */
+static __always_inline void kernel_stack(struct task_struct *task, __u64 *stack, __u32 size)
+{
+}
+
 static __always_inline struct gendisk *disk_of(struct request *request)
 {
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(5, 17, 0) /* f3fa33acca9f */

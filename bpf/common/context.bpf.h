@@ -54,30 +54,49 @@ static __always_inline bool is_zero(const __u64 *trace_id, __u64 span_id)
 	return (trace_id[0] | trace_id[1]) == 0 || span_id == 0;
 }
 
-/* The span in the running thread's record. A record that is not valid, cannot be read or carries zero ids is no
- * span; the last two are counted.
+/* The running thread's record as it is now; false when it has none, or none that can be read. */
+static __always_inline bool read_record(const struct thread_layout *layout, unsigned long address,
+					struct thread_record *record)
+{
+	struct thread_variable variable = {};
+	__u32 size = layout->counts_changes ? sizeof(*record) : THREAD_RECORD_SIZE;
+
+	/* Behind the variable there may be nothing. */
+	if (bpf_probe_read_user(&variable, sizeof(variable), (void *)address) &&
+	    bpf_probe_read_user(&variable.record, sizeof(variable.record), (void *)address)) {
+		count(COUNTER_UNREADABLE);
+		return false;
+	}
+	if (!variable.record)
+		return false;
+	if (variable.record == address + offsetof(struct thread_variable, behind)) {
+		*record = variable.behind;
+		return true;
+	}
+	if (bpf_probe_read_user(record, size, (void *)variable.record)) {
+		count(COUNTER_UNREADABLE);
+		return false;
+	}
+	return true;
+}
+
+/* The span in the running thread's record. A record that is half written, cannot be read or carries zero ids is no
+ * span and is counted; one that is not valid is no span. By the OTEP alone the first looks like the last.
  */
 static __always_inline bool span_of_record(const struct thread_layout *layout, struct task_struct *task,
 					   struct origin *origin)
 {
 	struct thread_record record = {};
-	unsigned long variable, address = 0;
+	unsigned long variable;
 
 	variable = tls_variable(layout, thread_pointer(task));
-	if (!variable)
+	if (!variable || !read_record(layout, variable, &record))
 		return false;
-	if (bpf_probe_read_user(&address, sizeof(address), (void *)variable)) {
-		count(COUNTER_UNREADABLE);
-		return false;
-	}
-	if (!address)
-		return false;
-	if (bpf_probe_read_user(&record, THREAD_RECORD_SIZE, (void *)address)) {
-		count(COUNTER_UNREADABLE);
+	if (record.valid != 1) {
+		if (layout->counts_changes && record.changes & 1)
+			count(COUNTER_TORN);
 		return false;
 	}
-	if (record.valid != 1)
-		return false;
 	if (is_zero(record.trace_id, record.span_id)) {
 		count(COUNTER_ZERO_IDS);
 		return false;

@@ -19,6 +19,8 @@ struct thread_layout {
 	__s32 dtv_pointer; /* 8 on x86-64; on AArch64 0 with glibc, -8 with musl */
 	__u32 dtv_stride; /* 16 with glibc, 8 with musl */
 	__u32 silent; /* enum silent; 0: the process publishes its spans, and all this is true */
+	__u32 counts_changes; /* 1: behind a record stands how often it was changed (otel_bridge.context) */
+	__u32 _pad;
 };
 
 /* A process that publishes nothing is in the table as well while something else is known of its threads; the
@@ -29,7 +31,7 @@ enum silent {
 	SILENT_TLS = 2, /* it uses libssl */
 };
 
-_Static_assert(sizeof(struct thread_layout) == 24, "mirrored in records.py");
+_Static_assert(sizeof(struct thread_layout) == 32, "mirrored in records.py");
 
 /* Where spans are looked for besides the threads' records; the same for all objects. */
 struct context_sources {
@@ -46,13 +48,24 @@ struct thread_record {
 	__u8 valid;
 	__u8 trace_flags;
 	__u16 attributes_size;
-	__u32 _pad; /* of what we read; in the record the attributes begin here */
+	__u32 _pad; /* in the record the attributes begin here */
+	__u64 changes; /* where they are counted: odd while the record is written; not the OTEP's */
 };
 
 #define THREAD_RECORD_SIZE offsetof(struct thread_record, _pad)
 
 _Static_assert(offsetof(struct thread_record, valid) == 24, "OTEP 4947");
 _Static_assert(THREAD_RECORD_SIZE == 28, "OTEP 4947");
+_Static_assert(offsetof(struct thread_record, changes) == 32, "otel_bridge/context/src/record.h");
+
+/* The TLS variable and what stands behind it. There otel_bridge.context has the record, which is then read along with
+ * its address: user memory is what takes a look-up longest.
+ */
+struct thread_variable {
+	__u64 record; /* its address */
+	__u64 _pad;
+	struct thread_record behind;
+};
 
 /* Who was at work: kept on sockets, requests and waiting threads until an event needs it. */
 struct origin {

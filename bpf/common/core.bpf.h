@@ -94,6 +94,13 @@ static __always_inline bool user_registers(struct task_struct *task, struct user
 	return true;
 }
 
+/* Where in the kernel a thread is that does not run, innermost first. */
+static __always_inline void kernel_stack(struct task_struct *task, __u64 *stack, __u32 size)
+{
+	if (bpf_get_task_stack(task, stack, size, 0) < 0)
+		*stack = 0;
+}
+
 static __always_inline struct gendisk *disk_of(struct request *request)
 {
 	struct request___before_5_17 *old = (void *)request;

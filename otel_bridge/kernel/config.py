@@ -74,7 +74,9 @@ class SchedConfig(ProbeConfig):
     off_cpu_threshold: Duration = Field(
         0.05, description="A single wait for anything else this long is an event."
     )
-    stacks: bool = Field(True, description="Keep the user stack where a long wait began.")
+    stacks: bool = Field(
+        True, description="Keep where in its program, and where in the kernel, a thread waited for long."
+    )
 
 
 class BlockConfig(ProbeConfig):

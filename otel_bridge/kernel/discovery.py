@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from otel_bridge.contracts import Clock
     from otel_bridge.kernel.mappings import Key, Mapped
-    from otel_bridge.kernel.thread_context import FileKey, Judgement
+    from otel_bridge.kernel.thread_context import FileKey, Judgement, ThreadContextLayout
 
 log = structlog.get_logger(__name__)
 
@@ -66,33 +66,13 @@ Content = tuple[int | str, ...]
 """What tells one file from another by what is in it: see `_content`."""
 
 
-class Layout(Protocol):
-    """What `thread_context.locate` finds."""
-
-    @property
-    def offset(self) -> int:
-        """From the thread pointer, or from the module's block."""
-
-    @property
-    def module(self) -> int:
-        """The loader's number; 0 when the offset is static."""
-
-    @property
-    def dtv_pointer(self) -> int:
-        """From the thread pointer to the DTV's address."""
-
-    @property
-    def dtv_stride(self) -> int:
-        """Bytes of a DTV entry."""
-
-
 class ContextFinder(Protocol):
     """What `thread_context` does."""
 
     def judge(self, pid: int, files: Collection[FileKey]) -> Judgement:
         """Which of the files that a process has mapped carry the symbol."""
 
-    def locate(self, pid: int) -> Layout | None:
+    def locate(self, pid: int) -> ThreadContextLayout | None:
         """Where a process's threads keep their span; None when nowhere (yet)."""
 
 
@@ -250,7 +230,7 @@ class Discovery:
         self,
         clock: Clock,
         context: ContextFinder,
-        follow: Callable[[int, Layout], None],
+        follow: Callable[[int, ThreadContextLayout], None],
         places: Sequence[Place],
         *,
         tell: Callable[[NDArray[np.void]], None],

@@ -20,6 +20,7 @@ from otel_bridge.kernel.bcc import BccBackend
 from otel_bridge.kernel.clock import Alignment
 from otel_bridge.kernel.config import ProbeConfig
 from otel_bridge.kernel.discovery import PROC, Discovery
+from otel_bridge.kernel.kernel_symbols import KernelSymbols
 from otel_bridge.kernel.loader import Loader
 from otel_bridge.kernel.mappings import MappingNews, MappingsError
 from otel_bridge.kernel.obi_table import open_table
@@ -43,9 +44,10 @@ if TYPE_CHECKING:
     from otel_bridge.events import KernelEventSink
     from otel_bridge.kernel.backend import Backend
     from otel_bridge.kernel.config import KernelConfig, ProbesConfig, UserConfig
-    from otel_bridge.kernel.discovery import Layout, MappedFile, Place
+    from otel_bridge.kernel.discovery import MappedFile, Place
     from otel_bridge.kernel.loader import AttachedFile, LoadedProbe
     from otel_bridge.kernel.probes.base import Probe, Uprobe
+    from otel_bridge.kernel.thread_context import ThreadContextLayout
     from otel_bridge.readings import ReadingSink
     from otel_bridge.telemetry import Telemetry
 
@@ -227,8 +229,9 @@ class KernelMonitor:
         for loaded in self._loader.loaded.values():
             self._reader.add(loaded)
             self._places[loaded.probe.name] = self._places_of(loaded, self._config)
+        self._kernel_symbols = KernelSymbols()
         self._stacks = self._split.stacks = StackNaming(
-            self._split.hand_on, self._clock, Symbolizer(self._clock)
+            self._split.hand_on, self._clock, Symbolizer(self._clock, self._kernel_symbols)
         )
         self._mapping_news = self._open_mapping_news()
         self._discovery = self._split.discovery = Discovery(
@@ -317,6 +320,7 @@ class KernelMonitor:
             self._reader.stop()
         if self._stacks is not None:
             self._stacks.stop()
+            self._kernel_symbols.close()
         if self._discovery is not None:
             # What comes of processes from here on is nobody's any more.
             self._split.discovery = None
@@ -448,10 +452,11 @@ class KernelMonitor:
         assert self._discovery is not None
         self._discovery.replace_places(self._all_places())
 
-    def _follow(self, pid: int, layout: Layout) -> None:
+    def _follow(self, pid: int, layout: ThreadContextLayout) -> None:
         assert self._loader is not None
         processes = self._loader.processes
-        processes.set(pid, (layout.offset, layout.module, layout.dtv_pointer, layout.dtv_stride, 0))
+        place = (layout.offset, layout.module, layout.dtv_pointer, layout.dtv_stride)
+        processes.set(pid, (*place, 0, layout.counts_changes, 0))
         if not (PROC / str(pid)).exists():
             processes.discard(pid)
 

@@ -27,7 +27,15 @@ U4: Dtype = np.dtype("<u4")
 U8: Dtype = np.dtype("<u8")
 
 THREAD_LAYOUT: Dtype = np.dtype(
-    [("offset", "<i8"), ("module", "<u4"), ("dtv_pointer", "<i4"), ("dtv_stride", "<u4"), ("silent", "<u4")]
+    [
+        ("offset", "<i8"),
+        ("module", "<u4"),
+        ("dtv_pointer", "<i4"),
+        ("dtv_stride", "<u4"),
+        ("silent", "<u4"),
+        ("counts_changes", "<u4"),
+        ("_pad", "<u4"),
+    ]
 )
 """struct thread_layout (bpf/common/context.h); `silent` is 0 in what user space writes."""
 
@@ -60,7 +68,12 @@ TCP_CONFIG: Dtype = np.dtype([("connect_threshold_ns", "<u8"), ("window_threshol
 
 STACK_DEPTH = 16
 
-SCHED_WAIT = _event(("run_queue_ns", "<u8"), ("off_cpu_ns", "<u8"), ("user_stack", "<u8", (STACK_DEPTH,)))
+SCHED_WAIT = _event(
+    ("run_queue_ns", "<u8"),
+    ("off_cpu_ns", "<u8"),
+    ("user_stack", "<u8", (STACK_DEPTH,)),
+    ("kernel_stack", "<u8", (STACK_DEPTH,)),
+)
 """struct sched_wait (bpf/sched.h): one long wait; unused frames are 0."""
 
 SCHED_CONFIG: Dtype = np.dtype(

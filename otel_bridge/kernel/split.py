@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Split:
     """All events go to the bridge, but those of processes, which discovery tells of in its own words.
 
-    Those with a user stack go by way of who names its functions.
+    Those with a stack go by way of who names its functions.
     """
 
     def __init__(self, sink: KernelEventSink) -> None:

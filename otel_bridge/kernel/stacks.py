@@ -1,11 +1,11 @@
-"""Names the functions of user stacks, for the worst waits: bounded in number, in memory and in time.
+"""Names the functions of stacks, for the worst waits: bounded in number, in memory and in time.
 
-The kernel hands over addresses. What they are called is looked up in the symbol tables of the files that the
-process has mapped, in a thread of its own, so that a table that is read for the first time holds up no ring
-buffer.
+The kernel hands over addresses: where in the kernel the thread waited, and where in its program. What the
+latter are called is looked up in the symbol tables of the files that the process has mapped, in a thread of
+its own, so that a table that is read for the first time holds up no ring buffer.
 
-Stacks are walked by frame pointers: they end where a library was built without them. Frames of interpreted
-code are those of the interpreter (`_PyEval_EvalFrameDefault`).
+User stacks are walked by frame pointers: they end where a library was built without them. Frames of
+interpreted code are those of the interpreter (`_PyEval_EvalFrameDefault`).
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from otel_bridge.contracts import Clock
     from otel_bridge.kernel.discovery import MappedCode, MappedFile
     from otel_bridge.kernel.elf_file import SymbolTable
+    from otel_bridge.kernel.kernel_symbols import KernelSymbols
     from otel_bridge.kernel.thread_context import FileKey
 
 log = structlog.get_logger(__name__)
@@ -41,7 +42,7 @@ log = structlog.get_logger(__name__)
 STACKS_PER_SECOND = 50
 """Of more waits in a second, the shortest are handed on without their stack."""
 
-TEXT_BYTES = 1024
+TEXT_BYTES = 1536
 """Of a stack; frames that do not fit are left out, the outermost first."""
 
 MAX_FILES = 64
@@ -54,8 +55,8 @@ MAX_PROCESSES = 256
 MAPS_AGE = 1.0
 """Seconds for which a process's mappings are believed."""
 
-ADDRESSES, TEXT = "user_stack", "stack"
-"""The field that the kernel fills, and the one that takes its place."""
+ADDRESSES, KERNEL_ADDRESSES, TEXT = "user_stack", "kernel_stack", "stack"
+"""The fields that the kernel fills, and the one that takes their place."""
 
 _FRAME_LENGTH = 160  # characters: names of C++ have no end
 _Z_PREFIX = b"_Z"
@@ -112,24 +113,27 @@ class Symbolizer:
 
     Args:
         clock: for the age of what is remembered.
+        kernel: names the kernel's own.
         proc: where procfs is mounted.
     """
 
-    def __init__(self, clock: Clock, proc: Path = PROC) -> None:
+    def __init__(self, clock: Clock, kernel: KernelSymbols, proc: Path = PROC) -> None:
         self._clock = clock
+        self._kernel = kernel
         self._proc = proc
         self._processes: OrderedDict[int, _Mappings] = OrderedDict()
         self._files: OrderedDict[FileKey, Functions | None] = OrderedDict()
 
-    def text(self, pid: int, addresses: Sequence[int]) -> str:
+    def text(self, pid: int, addresses: Sequence[int], in_kernel: Sequence[int] = ()) -> str:
         """A stack for people, innermost frame first, a frame a line: `clock_nanosleep+0x63 (libc.so.6)`.
 
         Args:
             pid: the process, as this process's pid namespace counts.
             addresses: innermost first; all but the first are where calls return to.
+            in_kernel: the same of the kernel, which the program called or which interrupted it.
         """
-        lines: list[str] = []
-        room = TEXT_BYTES
+        lines = self._kernel.frames(in_kernel) if in_kernel else []
+        room = TEXT_BYTES - sum(len(line.encode()) + 1 for line in lines)
         for depth, address in enumerate(addresses):
             # A call may be the last instruction of its function: what it returns to is the next one's then.
             line = self._frame(pid, address - (depth > 0))
@@ -250,7 +254,7 @@ class StackNaming:
         now = self._clock.monotonic()
         self._allowed = min(STACKS_PER_SECOND, self._allowed + (now - self._allowed_at) * STACKS_PER_SECOND)
         self._allowed_at = now
-        have = np.flatnonzero(records[ADDRESSES][:, 0])
+        have = np.flatnonzero(records[ADDRESSES][:, 0] | records[KERNEL_ADDRESSES][:, 0])
         longest = have[np.argsort(records["duration"][have], kind="stable")[::-1]][: int(self._allowed)]
         self._allowed -= len(longest)
         chosen = np.zeros(len(records), np.bool_)
@@ -290,16 +294,18 @@ class StackNaming:
 
     def _named(self, records: NDArray[np.void]) -> NDArray[np.void]:
         out = _without_addresses(records, (TEXT, f"S{TEXT_BYTES}"))
-        for row, (pid, addresses) in enumerate(
-            zip(records["tgid"].tolist(), records[ADDRESSES].tolist(), strict=True)
-        ):
-            frames = addresses[: addresses.index(0)] if 0 in addresses else addresses
-            out[TEXT][row] = self._symbolizer.text(pid, frames).encode()
+        stacks = zip(records[ADDRESSES].tolist(), records[KERNEL_ADDRESSES].tolist(), strict=True)
+        for row, (pid, (user, kernel)) in enumerate(zip(records["tgid"].tolist(), stacks, strict=True)):
+            out[TEXT][row] = self._symbolizer.text(pid, _frames(user), _frames(kernel)).encode()
         return out
 
 
+def _frames(addresses: list[int]) -> list[int]:
+    return addresses[: addresses.index(0)] if 0 in addresses else addresses
+
+
 def _without_addresses(records: NDArray[np.void], *more: tuple[str, str]) -> NDArray[np.void]:
-    kept = [field for field in records.dtype.descr if field[0] != ADDRESSES]
+    kept = [field for field in records.dtype.descr if field[0] not in (ADDRESSES, KERNEL_ADDRESSES)]
     out = np.zeros(len(records), np.dtype([*kept, *more]))
     for name, *_ in kept:
         out[name] = records[name]

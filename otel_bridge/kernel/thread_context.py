@@ -96,6 +96,11 @@ class ThreadContextLayout:
     dtv_stride: int
     path: str
 
+    @property
+    def counts_changes(self) -> bool:
+        """Whether a count of changes stands behind each record, odd while it is written: ours have."""
+        return OUR_MODULE in self.path
+
 
 @dataclass(frozen=True, slots=True)
 class _Variable:
@@ -171,7 +176,7 @@ class ThreadContextLocator:
                     problems.append(f"{mapping.path}: {error}")
         if not found and problems:
             raise ThreadContextError(f"process {pid}: {'; '.join(problems)}")
-        return min(found, key=lambda layout: OUR_MODULE not in layout.path, default=None)
+        return min(found, key=lambda layout: not layout.counts_changes, default=None)
 
     def judge(self, pid: int, files: Collection[FileKey], *, proc: Path = PROC) -> Judgement:
         """Which of some files that a process has mapped have the symbol: the same in every process.

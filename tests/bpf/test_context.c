@@ -151,6 +151,60 @@ static void what_is_no_valid_record_is_no_span(void)
 	CHECK(counted(COUNTER_UNREADABLE) == 0 && counted(COUNTER_ZERO_IDS) == 0);
 }
 
+/* As otel_bridge.context has them. */
+static struct thread_variable both;
+
+static void begin_behind(void)
+{
+	begin((struct thread_layout){.offset = -64, .counts_changes = 1});
+	both = (struct thread_variable){.record = (unsigned long)&both.behind, .behind = record};
+	task.thread.fsbase = (unsigned long)&both + 64;
+}
+
+static void a_record_behind_the_variable_is_read_along_with_it(void)
+{
+	struct origin origin;
+
+	begin_behind();
+	CHECK(current_origin(&origin));
+	CHECK(origin.trace_id[0] == 1 && origin.trace_id[1] == 2 && origin.span_id == 3 && origin.trace_flags == 1);
+	/* What stands there counts only where the variable says so. */
+	both.record = 0;
+	CHECK(!current_origin(&origin));
+	both.record = (unsigned long)&record;
+	record.span_id = 4;
+	CHECK(current_origin(&origin) && origin.span_id == 4);
+}
+
+static void a_record_that_is_being_written_is_counted(void)
+{
+	struct origin origin;
+
+	begin_behind();
+	both.behind.valid = 0;
+	both.behind.changes = 6;
+	CHECK(!current_origin(&origin) && counted(COUNTER_TORN) == 0);
+	both.behind.changes = 7;
+	CHECK(!current_origin(&origin) && counted(COUNTER_TORN) == 1);
+	/* The same elsewhere. */
+	record = both.behind;
+	both.record = (unsigned long)&record;
+	CHECK(!current_origin(&origin) && counted(COUNTER_TORN) == 2);
+	/* Whole, although the count is not done with. */
+	record.valid = 1;
+	CHECK(current_origin(&origin) && counted(COUNTER_TORN) == 2);
+}
+
+static void of_a_writer_that_counts_no_changes_an_attribute_is_not_taken_for_a_count(void)
+{
+	struct origin origin;
+
+	begin_static();
+	record.valid = 0;
+	record.changes = 7;
+	CHECK(!current_origin(&origin) && counted(COUNTER_TORN) == 0);
+}
+
 static void zero_ids_are_counted(void)
 {
 	struct origin origin;
@@ -227,6 +281,9 @@ int main(void)
 	RUN(a_table_may_lie_in_front_of_the_thread_pointer);
 	RUN(a_table_whose_length_is_not_there_is_not_read);
 	RUN(what_is_no_valid_record_is_no_span);
+	RUN(a_record_behind_the_variable_is_read_along_with_it);
+	RUN(a_record_that_is_being_written_is_counted);
+	RUN(of_a_writer_that_counts_no_changes_an_attribute_is_not_taken_for_a_count);
 	RUN(zero_ids_are_counted);
 	RUN(memory_that_is_not_there_is_counted);
 	RUN(a_process_that_is_not_followed_is_not_read);

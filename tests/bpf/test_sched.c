@@ -89,6 +89,22 @@ static void a_sleep_is_off_cpu_time_and_then_the_queue(void)
 	CHECK(sum_of_span(9).run_queue_count == 1 && sum_of_span(9).run_queue_ns == 2 * MS);
 }
 
+static void a_long_wait_has_the_stack_of_who_waited(void)
+{
+	begin();
+	CONFIGURE(config, .run_queue_threshold_ns = 10 * MS, .off_cpu_threshold_ns = 10 * MS, .stacks = 1);
+	leaves(BLOCKED);
+	fake.now += 30 * MS;
+	comes();
+	CHECK(event(0)->kernel_stack[0] == (__u64)(unsigned long)&thread && event(0)->kernel_stack[1] == 0);
+	/* Whoever came back unseen is somewhere else by now. */
+	leaves(BLOCKED);
+	fake.now += 30 * MS;
+	run_for(1 * MS);
+	leaves(BLOCKED);
+	CHECK(fake.submitted == 2 && event(1)->kernel_stack[0] == 0);
+}
+
 static void who_is_preempted_waits_for_a_cpu_alone(void)
 {
 	begin();
@@ -210,6 +226,7 @@ static void a_full_ring_is_counted_and_the_sums_still_hold_the_wait(void)
 int main(void)
 {
 	RUN(a_sleep_is_off_cpu_time_and_then_the_queue);
+	RUN(a_long_wait_has_the_stack_of_who_waited);
 	RUN(who_is_preempted_waits_for_a_cpu_alone);
 	RUN(a_short_wait_is_in_the_sums_alone);
 	RUN(a_thread_that_came_unseen_came_when_it_began_to_run);

@@ -11,6 +11,8 @@ struct record {
 	uint8_t valid;
 	uint8_t trace_flags;
 	uint16_t attributes_size;
+	uint32_t pad;
+	uint64_t changes; /* as otel_bridge.context counts them: odd while it is written */
 };
 
 __attribute__((visibility("default"))) __thread struct record *otel_thread_ctx_v1;
@@ -19,6 +21,7 @@ static __thread struct record record;
 
 void publish(const uint8_t *trace_id, const uint8_t *span_id)
 {
+	record.changes++;
 	record.valid = 0;
 	__asm__ volatile("" ::: "memory");
 	memcpy(record.trace_id, trace_id, sizeof(record.trace_id));
@@ -26,6 +29,7 @@ void publish(const uint8_t *trace_id, const uint8_t *span_id)
 	record.trace_flags = 1;
 	__asm__ volatile("" ::: "memory");
 	record.valid = 1;
+	record.changes++;
 	otel_thread_ctx_v1 = &record;
 }
 
@@ -37,6 +41,7 @@ void clear(void)
 /* Half written, as an interrupt would see it. */
 void tear(void)
 {
+	record.changes |= 1;
 	record.valid = 0;
 	otel_thread_ctx_v1 = &record;
 }

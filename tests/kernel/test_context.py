@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -28,9 +29,22 @@ def spans_after(worker, closed_port, job):
 
 
 def test_a_half_written_record_is_no_span(worker, closed_port):
-    """Its validity byte is not set."""
-    matches, _ = spans_after(worker, closed_port, {"function": "tear"})
+    """Its validity byte is not set. Of any writer that looks as if there were no span: it is not counted."""
+    matches, monitor = spans_after(worker, closed_port, {"function": "tear"})
     assert matches == {Match.NONE}
+    assert monitor.telemetry.value(catalog.KERNEL_BAD_CONTEXTS, probe="tcp", reason="torn") == 0
+
+
+def test_a_half_written_record_of_ours_is_counted(start_worker, publisher, closed_port, tmp_path):
+    """It says how often it was changed, which is odd while it is written. One that was withdrawn is whole."""
+    ours = tmp_path / "otel_bridge" / "context" / "_record.publisher.so"
+    ours.parent.mkdir(parents=True)
+    shutil.copy(publisher, ours)
+    for function, torn in (("tear", PRIME), ("clear", 0)):
+        matches, monitor = spans_after(start_worker(ours), closed_port, {"function": function})
+        assert matches == {Match.NONE}
+        counted = monitor.telemetry.value(catalog.KERNEL_BAD_CONTEXTS, probe="tcp", reason="torn")
+        assert counted == torn
 
 
 def test_a_record_that_is_not_there_is_no_span_and_counted(worker, closed_port):

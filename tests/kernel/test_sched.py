@@ -22,29 +22,35 @@ def test_sleeps_are_off_cpu_time_of_the_span(worker):
     """Each sleep is one wait, as long as it was."""
     with monitoring("sched", sched={"off_cpu_threshold": "10s", "run_queue_threshold": "10s"}) as monitor:
         followed(monitor, worker.pid)
-        worker.do({"do": "sleep", "span": 1, "seconds": 0.004, "times": PRIME})
+        [elapsed] = worker.do({"do": "sleep", "span": 1, "seconds": 0.004, "times": PRIME})
     sums = monitor.events.on_span(KernelEventKind.SCHED_SUM, 1)
     assert set(sums["match"]) == {Match.THREAD}
     assert set(sums["tgid"]) == {worker.pid}
     assert sums["off_cpu_count"].sum() == PRIME
     assert sums["off_cpu_ns"].sum() >= sums["off_cpu_count"].sum() * (4_000_000 - ARMED)
-    # Sleeps are all that this thread does: nothing near their sum comes on top.
-    assert sums["off_cpu_ns"].sum() < PRIME * 4_000_000 * 2
+    # Sleeps are all that this thread does: nothing comes on top, but they may be longer than they should.
+    assert sums["off_cpu_ns"].sum() <= elapsed
     assert not len(monitor.events.on_span(KernelEventKind.SCHED_WAIT, 1))
 
 
-def test_long_waits_are_events_with_the_stack_they_began_in(worker):
-    """Those over the threshold, and no shorter ones."""
-    with monitoring("sched", sched={"off_cpu_threshold": "40ms", "run_queue_threshold": "10s"}) as monitor:
+def test_long_waits_are_events_with_the_stack_they_began_in(worker, each_backend):
+    """Those over the threshold, and no shorter ones. In the kernel, then in the program."""
+    with monitoring("sched", sched={"off_cpu_threshold": "200ms", "run_queue_threshold": "10s"}) as monitor:
         followed(monitor, worker.pid)
-        worker.do({"do": "sleep", "span": 1, "seconds": 0.05, "times": 7})
+        worker.do({"do": "sleep", "span": 1, "seconds": 0.25, "times": 7})
         worker.do({"do": "sleep", "span": 2, "seconds": 0.001, "times": PRIME})
     waits = monitor.events.on_span(KernelEventKind.SCHED_WAIT, 1)
     assert len(waits) == 7
-    assert (waits["off_cpu_ns"] >= 50_000_000 - ARMED).all()
+    assert (waits["off_cpu_ns"] >= 250_000_000 - ARMED).all()
     assert (waits["duration"] == waits["off_cpu_ns"] + waits["run_queue_ns"]).all()
     for stack in waits["stack"].tolist():
-        innermost, *_ = stack.decode().splitlines()
+        lines = stack.decode().splitlines()
+        in_kernel = [line for line in lines if line.endswith("(kernel)")]
+        # Typed pointers to threads, whose stack can be had, are libbpf's alone.
+        assert bool(in_kernel) == (each_backend == "libbpf")
+        assert all("nanosleep+0x" in line for line in in_kernel[:1])
+        assert lines[: len(in_kernel)] == in_kernel
+        innermost = lines[len(in_kernel)]
         assert innermost.startswith("clock_nanosleep+0x")
         assert innermost.endswith("(libc.so.6)")
     assert not len(monitor.events.on_span(KernelEventKind.SCHED_WAIT, 2))

@@ -34,7 +34,7 @@ SCOPE_NAME = "otel_bridge.kernel"
 _PROBE, _LAYOUT, _RECORD = "otel_bridge.probe", "otel_bridge.layout", "otel_bridge.record"
 _MAX_FIELDS = 64
 _MAX_RECORD = 4096
-"""Bytes; the longest record has a user stack of 16 frames."""
+"""Bytes; the longest record has a stack's text."""
 
 
 def write_events(groups: Iterable[tuple[str, NDArray[np.void]]]) -> bytes:

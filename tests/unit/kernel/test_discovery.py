@@ -38,6 +38,7 @@ class Layout:
     module: int = 0
     dtv_pointer: int = 8
     dtv_stride: int = 16
+    counts_changes: bool = False
 
 
 class News:

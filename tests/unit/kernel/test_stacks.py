@@ -6,12 +6,15 @@ import ctypes
 import os
 import shutil
 import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
+import structlog
 
 from otel_bridge.events import COMMON, KernelEvents
 from otel_bridge.kernel.elf_file import ElfFile
+from otel_bridge.kernel.kernel_symbols import MAX_FRAMES, KernelSymbols
 from otel_bridge.kernel.loaded_elf import ElfError
 from otel_bridge.kernel.records import SCHED_WAIT
 from otel_bridge.kernel.stacks import (
@@ -26,6 +29,8 @@ from otel_bridge.testing import FakeClock
 from tests.support.kernel import eventually
 from tests.support.processes import needs_command
 
+UNNAMED = KernelSymbols(Path("/dev/null"))
+
 
 def address_of(name: str) -> int:
     """Of a function of the C library in this process."""
@@ -36,7 +41,7 @@ def address_of(name: str) -> int:
 
 def test_a_function_of_the_c_library_is_named():
     """The innermost frame is where it is; an outer one is where it returns to."""
-    symbolizer = Symbolizer(FakeClock())
+    symbolizer = Symbolizer(FakeClock(), UNNAMED)
     place = address_of("getppid")
     first, second = symbolizer.text(os.getpid(), [place + 4, place + 5]).splitlines()
     assert first.startswith("getppid+0x4 (libc")
@@ -45,27 +50,27 @@ def test_a_function_of_the_c_library_is_named():
 
 def test_what_has_no_name_is_said_as_a_place():
     """Nothing mapped there; a process that is gone."""
-    symbolizer = Symbolizer(FakeClock())
+    symbolizer = Symbolizer(FakeClock(), UNNAMED)
     assert symbolizer.text(os.getpid(), [0x10]) == "0x10"
     assert symbolizer.text(2**22 + 1, [address_of("getppid")]).startswith("0x")
 
 
 def test_of_several_names_the_public_one_is_shown():
     """The C library calls most functions by two or three."""
-    text = Symbolizer(FakeClock()).text(os.getpid(), [address_of("poll") + 4])
+    text = Symbolizer(FakeClock(), UNNAMED).text(os.getpid(), [address_of("poll") + 4])
     assert text.startswith("poll+0x4 (libc")
 
 
 def test_a_stack_ends_where_no_code_is():
     """Without frame pointers the walk goes on into data."""
     place = address_of("getppid")
-    text = Symbolizer(FakeClock()).text(os.getpid(), [place + 4, 0x10, place + 5])
+    text = Symbolizer(FakeClock(), UNNAMED).text(os.getpid(), [place + 4, 0x10, place + 5])
     assert len(text.splitlines()) == 1
 
 
 def test_a_stack_ends_where_the_text_is_full():
     """Whole frames, the innermost ones."""
-    symbolizer = Symbolizer(FakeClock())
+    symbolizer = Symbolizer(FakeClock(), UNNAMED)
     text = symbolizer.text(os.getpid(), [address_of("getppid") + 5] * 200)
     assert len(text.encode()) <= TEXT_BYTES
     assert {line.partition("+")[0] for line in text.splitlines()[:1]} == {"getppid"}
@@ -154,9 +159,66 @@ def test_a_running_program_s_own_functions_are_named(program):
     ) as process:
         assert process.stdout is not None
         place = int(process.stdout.readline(), 16)
-        assert Symbolizer(FakeClock()).text(process.pid, [place + 4]) == "spin+0x4 (spin)"
+        assert Symbolizer(FakeClock(), UNNAMED).text(process.pid, [place + 4]) == "spin+0x4 (spin)"
         shutil.copy(program / "stripped", program / "other")
         process.communicate("\n")
+
+
+KALLSYMS = """\
+ffffffff81000000 T _stext
+ffffffff81001000 t do_wait
+ffffffff81001100 T schedule
+ffffffff81001200 D a_variable
+ffffffff81001300 T schedule_timeout
+ffffffffc0000000 t read_page\t[ext4]
+0000000000000000 A percpu
+
+not a line at all
+"""
+
+
+@pytest.fixture
+def kernel(tmp_path):
+    """A kernel with a few functions."""
+    (tmp_path / "kallsyms").write_text(KALLSYMS)
+    made = KernelSymbols(tmp_path / "kallsyms")
+    yield made
+    made.close()
+
+
+def test_functions_of_the_kernel_and_its_modules_are_named(kernel):
+    """Without those that give the CPU away; data is no code, and nothing is told by a bare address."""
+    stack = [0xFFFFFFFF81001310, 0xFFFFFFFF81001104, 0xFFFFFFFFC0000010, 0xFFFFFFFF81001020]
+    assert kernel.frames(stack) == ["read_page+0x10 (ext4)", "do_wait+0x20 (kernel)"]
+    assert kernel.frames([0xFFFFFFFF81001208]) == []  # what lies behind schedule, which ended long before
+    assert kernel.frames([0x10, 0xFFFFFFFF81001300 + (1 << 16), (1 << 64) - 1]) == []
+
+
+def test_a_stack_in_the_kernel_is_bounded(kernel):
+    """The innermost functions."""
+    assert kernel.frames([0xFFFFFFFF81001001] * 16) == ["do_wait+0x1 (kernel)"] * MAX_FRAMES
+
+
+def test_a_kernel_that_hides_its_addresses_is_said_to(tmp_path):
+    """As with kptr_restrict, or without the privilege; so is a table that is not there."""
+    (tmp_path / "kallsyms").write_text("0000000000000000 T do_wait\n0000000000000000 T schedule\n")
+    for path, reason in ((tmp_path / "kallsyms", "kptr_restrict"), (tmp_path / "nowhere", "No such file")):
+        with structlog.testing.capture_logs() as lines:
+            hidden = KernelSymbols(path)
+            assert hidden.frames([0, 1, 0xFFFFFFFF81001000]) == []
+            hidden.frames([1])
+            hidden.close()
+        [line] = lines
+        assert reason in line["reason"]
+
+
+def test_a_stack_goes_on_from_the_kernel_into_the_program(kernel):
+    """The program called what waits."""
+    symbolizer = Symbolizer(FakeClock(), kernel)
+    text = symbolizer.text(os.getpid(), [address_of("getppid") + 4], [0xFFFFFFFF81001004])
+    first, second = text.splitlines()
+    assert first == "do_wait+0x4 (kernel)"
+    assert second.startswith("getppid+0x4 (libc")
 
 
 def waits(*durations, stack=True):
@@ -173,7 +235,7 @@ def naming():
     """What names stacks, and what came out of it."""
     out: list[KernelEvents] = []
     clock = FakeClock()
-    stage = StackNaming(out.append, clock, Symbolizer(clock))
+    stage = StackNaming(out.append, clock, Symbolizer(clock, UNNAMED))
     stage.start()
     yield stage, out, clock
     stage.stop()
@@ -226,7 +288,7 @@ def test_a_wait_without_a_stack_goes_on_at_once(naming):
 def test_what_waits_to_be_named_is_handed_on_at_the_end():
     """A bridge that stops loses no event."""
     out: list[KernelEvents] = []
-    stage = StackNaming(out.append, FakeClock(), Symbolizer(FakeClock()))
+    stage = StackNaming(out.append, FakeClock(), Symbolizer(FakeClock(), UNNAMED))
     stage.take(waits(1, 2, 3))
     stage.start()
     stage.stop()

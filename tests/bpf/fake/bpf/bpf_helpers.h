@@ -8,6 +8,7 @@
 
 #include <linux/bpf.h>
 #include <linux/types.h>
+#include <sanitizer/asan_interface.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,7 +23,7 @@
 
 #define FAKE_ROOM 64
 #define FAKE_MAPS 16
-#define FAKE_BYTES 256
+#define FAKE_BYTES 384
 
 struct task_struct;
 struct sock;
@@ -174,16 +175,27 @@ static inline __u64 bpf_get_socket_cookie(struct sock *sk)
 	return (__u64)(unsigned long)sk;
 }
 
+/* One frame, that names the thread. */
+static inline long bpf_get_task_stack(struct task_struct *task, void *stack, __u32 size, __u64 flags)
+{
+	*(__u64 *)stack = (__u64)(unsigned long)task;
+	return sizeof(__u64);
+}
+
 static inline long bpf_get_stack(void *ctx, void *stack, __u32 size, __u64 flags)
 {
 	return -14;
 }
 
-/* Neither the first page nor the upper half, which is the kernel's, is ever mapped for a program. */
+/* Neither the first page nor the upper half, which is the kernel's, is ever mapped for a program; and here nothing
+ * but variables is.
+ */
 static inline long bpf_probe_read_user(void *to, __u32 size, const void *from)
 {
-	if ((long)from < 4096)
+	if ((long)from < 4096 || __asan_region_is_poisoned((void *)from, size)) {
+		memset(to, 0, size);
 		return -14;
+	}
 	memcpy(to, from, size);
 	return 0;
 }
