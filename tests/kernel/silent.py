@@ -3,7 +3,8 @@
     silent.py threads|asyncio|ssl_read [certificate]
 
 Prints its port. A request orders by headers what is to be done for it: `x-refuse: ADDRESS PORT TIMES` has so
-many connections refused, `x-sleep: SECONDS` waits first, `x-late: 1` answers before it does as told.
+many connections refused, `x-sleep: SECONDS` waits first, `x-late: 1` answers before it does as told,
+`x-wait: 1` prints a line and waits for the client to go away.
 """
 
 from __future__ import annotations
@@ -42,6 +43,10 @@ class Handler(BaseHTTPRequestHandler):
         late = "x-late" in self.headers
         if not late:
             refuse(self.headers["x-refuse"])
+        if "x-wait" in self.headers:
+            sys.stdout.write("at it\n")
+            sys.stdout.flush()
+            self.rfile.read(1)
         self.wfile.write(ANSWER)
         self.wfile.write(b"ok")
         if late:

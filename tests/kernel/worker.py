@@ -16,6 +16,7 @@ import socket
 import ssl
 import struct
 import sys
+import termios
 import threading
 import time
 from contextlib import suppress
@@ -120,14 +121,26 @@ kept: dict[int, socket.socket] = {}
 
 
 def download(job: dict[str, Any]) -> int:
-    """Receive until the peer has sent everything, but not at once; answers how many bytes."""
+    """Receive until the peer has sent everything, but only once it can send no more.
+
+    Answers how many bytes came.
+    """
     total = 0
     for _ in range(job["times"]):
         with socket.create_connection(("127.0.0.1", job["port"])) as client:
-            time.sleep(job["seconds"])
+            # Once it is full, for as long as told: a busy sender takes its time to fill it.
+            before = 0
+            while before == 0 or unread(client) != before:
+                before = unread(client)
+                time.sleep(job["seconds"])
             while piece := client.recv(1 << 20):
                 total += len(piece)
     return total
+
+
+def unread(client: socket.socket) -> int:
+    """Bytes that came and wait."""
+    return int.from_bytes(fcntl.ioctl(client, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
 def stall(job: dict[str, Any]) -> int:
@@ -136,7 +149,9 @@ def stall(job: dict[str, Any]) -> int:
         with socket.create_connection(("127.0.0.1", job["port"])) as client:
             client.settimeout(job["seconds"])
             with suppress(TimeoutError):
-                client.sendall(bytes(64 << 20))
+                # Each call has the whole time, so that it ends in a wait for the peer, however slow this is.
+                while True:
+                    client.send(bytes(1 << 20))
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     return int(job["times"])
 
@@ -167,12 +182,13 @@ def lost_of(receiver: socket.socket) -> int:
 
 
 def sleep(job: dict[str, Any]) -> int:
-    """Sleep; a job that waits for the others is told."""
+    """Sleep; a job that waits for the others is told. Answers how long all that took, nanoseconds."""
     if job.get("tell"):
         working.wait()
+    before = time.monotonic_ns()
     for _ in range(job["times"]):
         time.sleep(job["seconds"])
-    return job["times"]
+    return time.monotonic_ns() - before
 
 
 def burn(job: dict[str, Any]) -> int:

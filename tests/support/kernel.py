@@ -246,6 +246,16 @@ def followed(monitor: Monitor, pid: int) -> None:
     eventually(f"process {pid} is followed", lambda: pid in monitor.followed)
 
 
+def held() -> tuple[int, int]:
+    """How many descriptors and threads this process has."""
+    return len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
+
+
+def nothing_more_held(before: tuple[int, int]) -> None:
+    """Wait until this process has no more of either than before: some are there for a moment only."""
+    eventually("as few as before", lambda: all(now <= then for now, then in zip(held(), before, strict=True)))
+
+
 def in_threads(*functions: Any) -> None:
     """Run functions at the same time, and raise what one of them raises."""
     failures: list[BaseException] = []
