@@ -56,6 +56,9 @@ class Codec(Protocol):
     def splice(self, batch: Batch) -> bytes:
         """The batch's bytes with its edits worked in."""
 
+    def count_items(self, signal: Signal, data: bytes) -> int:
+        """Spans, data points or log records of a request; what cannot be read counts nothing."""
+
 
 class Component(Protocol):
     """Something the service starts and stops."""
@@ -76,11 +79,11 @@ class TraceProcessor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a receiver tells the sender of an accepted trace request.
+    """What a receiver tells the sender of an accepted request.
 
     Attributes:
-        accepted: spans taken.
-        rejected: spans refused for good.
+        accepted: items (spans, data points, log records) taken.
+        rejected: items refused for good.
         message: why, or a warning; empty when there is nothing to say.
     """
 
@@ -100,7 +103,7 @@ class Consumer(Protocol):
             RetryableError: nothing of it was taken; the sender should come again.
         """
 
-    async def consume(self, signal: Signal, data: bytes) -> None:
+    async def consume(self, signal: Signal, data: bytes) -> Outcome:
         """Take a request of a signal that the bridge forwards unchanged; same promise, same errors."""
 
 

@@ -40,10 +40,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-ITEMS_UNCOUNTED = 0
-"""Metrics and logs pass undecoded, so their items are not counted here."""
-
-
 SWEEP_INTERVAL = 1.0
 """Seconds between two looks for kernel events and traces that waited long enough."""
 
@@ -242,15 +238,17 @@ class Pipeline:
             self._observe("derive", before)
         return outcome(batch)
 
-    async def consume(self, signal: Signal, data: bytes) -> None:
+    async def consume(self, signal: Signal, data: bytes) -> Outcome:
         """Pass on a request of another signal as it is; see `contracts.Consumer`."""
         reservation = self._exporter.reserve(len(data))
         try:
             if signal is Signal.LOGS and self._steps.join is not None:
                 self._steps.join.take_logs(data)
-            await reservation.send(signal, data, ITEMS_UNCOUNTED)
+            items = self._codec.count_items(signal, data)
+            await reservation.send(signal, data, items)
         finally:
             reservation.release()
+        return Outcome(items)
 
     async def sweep(self, *, everything: bool = False) -> None:
         """Send on the kernel events that no span took in time, or all that wait."""
@@ -260,7 +258,7 @@ class Pipeline:
             return
         try:
             reservation = self._exporter.reserve(len(data))
-            await reservation.send(Signal.LOGS, data, ITEMS_UNCOUNTED)
+            await reservation.send(Signal.LOGS, data, self._codec.count_items(Signal.LOGS, data))
         except RetryableError as error:
             log.warning("kernel events without a span could not be sent on", reason=str(error))
 

@@ -81,11 +81,15 @@ class ConsumerSink:
 
     async def consume_traces(self, data: bytes) -> Outcome:
         """Keep a trace request."""
-        await self.consume(Signal.TRACES, data)
+        await self._keep(Signal.TRACES, data)
         return self.outcome if self.outcome is not None else Outcome(len(spans_of(data)))
 
-    async def consume(self, signal: Signal, data: bytes) -> None:
-        """Keep a request."""
+    async def consume(self, signal: Signal, data: bytes) -> Outcome:
+        """Keep a request of another signal; it counts as one item."""
+        await self._keep(signal, data)
+        return self.outcome if self.outcome is not None else Outcome(1)
+
+    async def _keep(self, signal: Signal, data: bytes) -> None:
         if self.delay:
             await asyncio.sleep(self.delay)
         if self.error is not None:

@@ -18,6 +18,8 @@ def splice(
     replacements: Sequence[tuple[bytes, bytes, bytes, bytes]],
 ) -> bytes: ...
 
+def count_items(data: bytes, path: Sequence[Sequence[int]]) -> int: ...
+
 # Columns: texts as offsets and lengths (u4 bytes) into `data`; see `columns`.
 
 class JsonPaths:

@@ -50,8 +50,8 @@ class TakeAll:
     async def consume_traces(self, data: bytes) -> Outcome:
         return Outcome(SPANS)
 
-    async def consume(self, signal: Signal, data: bytes) -> None:
-        pass
+    async def consume(self, signal: Signal, data: bytes) -> Outcome:
+        return Outcome(SPANS)
 
 
 async def serve(kind: str) -> None:

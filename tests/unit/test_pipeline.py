@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from otel_bridge import catalog
 from otel_bridge.errors import MalformedRequestError, QueueFullError, RetryableError
@@ -141,6 +143,36 @@ async def test_an_empty_request_succeeds():
     assert bench.exporter.sent == []
 
 
+@pytest.mark.parametrize(
+    ("signal", "request_", "items"),
+    [
+        (
+            Signal.LOGS,
+            ExportLogsServiceRequest(resource_logs=[{"scope_logs": [{"log_records": [{}] * 5}]}]),
+            5,
+        ),
+        (
+            Signal.METRICS,
+            ExportMetricsServiceRequest(
+                resource_metrics=[
+                    {"scope_metrics": [{"metrics": [{"gauge": {"data_points": [{}] * 3}}] * 2}]}
+                ]
+            ),
+            6,
+        ),
+    ],
+)
+async def test_other_signals_pass_as_they_are_and_are_counted(signal, request_, items):
+    """The receiver and the exporter are told how many records; the bytes are the same object."""
+    bench = Bench()
+    data = request_.SerializeToString()
+    outcome = await bench.pipeline.consume(signal, data)
+    assert (outcome.accepted, outcome.rejected, outcome.message) == (items, 0, "")
+    assert bench.exporter.sent == [(signal, data, items)]
+    assert bench.exporter.sent[0][1] is data
+    assert bench.exporter.held == 0
+
+
 async def test_wire_strings_that_are_not_utf8_are_mended():
     """Case otlp-utf8: the span arrives, the bad bytes are U+FFFD, the counter moves by two."""
     whole = trace_request([{"attributes": {"k?": "你?"}}])
@@ -181,7 +213,7 @@ async def test_events_without_a_span_leave_as_logs_and_survive_a_reload():
     assert signal is Signal.LOGS
     other = Bench()
     await other.pipeline.consume(Signal.LOGS, payload)
-    assert other.exporter.sent == [(Signal.LOGS, payload, 0)]
+    assert other.exporter.sent == [(Signal.LOGS, payload, 1)]
     await other.pipeline.consume_traces(trace_request([{"span_id": (5).to_bytes(8, "big")}]))
     assert spans_of(other.exporter.sent[1][1])[0].events
 

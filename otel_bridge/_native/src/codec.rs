@@ -6,6 +6,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyMemoryView, PySlice};
 
+use crate::items;
 use crate::mend::Rewrite;
 use crate::plan;
 use crate::reader::Fault;
@@ -34,6 +35,7 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Plan>()?;
     module.add_function(wrap_pyfunction!(scan, module)?)?;
     module.add_function(wrap_pyfunction!(splice, module)?)?;
+    module.add_function(wrap_pyfunction!(count_items, module)?)?;
     Ok(())
 }
 
@@ -232,6 +234,17 @@ fn splice<'py>(
         splice_bytes(bytes, edits)
     };
     written(py, &data, &rope.map_err(refused)?)
+}
+
+/// How many messages stand at the end of a path of field numbers; what cannot be read counts nothing.
+#[pyfunction]
+fn count_items(py: Python<'_>, data: &Bound<'_, PyBytes>, path: Vec<Vec<u32>>) -> usize {
+    let bytes = data.as_bytes();
+    if bytes.len() >= WORTH_RELEASING {
+        py.detach(|| items::count(bytes, &path))
+    } else {
+        items::count(bytes, &path)
+    }
 }
 
 fn insert<'a>((kind, key, rows, values, lens, blob): &'a InsertArgs<'_>) -> PyResult<Insert<'a>> {

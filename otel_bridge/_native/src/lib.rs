@@ -7,6 +7,7 @@ use pyo3::prelude::*;
 
 mod codec;
 mod columns;
+pub mod items;
 pub mod mend;
 pub mod plan;
 pub mod reader;

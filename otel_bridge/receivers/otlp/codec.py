@@ -8,6 +8,7 @@ import numpy as np
 
 from otel_bridge.batch import ATTRIBUTE, SCOPE, SPAN, Batch
 from otel_bridge.errors import StartError
+from otel_bridge.receivers.otlp.items import ITEMS
 from otel_bridge.receivers.otlp.reference import ReferenceCodec
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from otel_bridge.batch import Plan
     from otel_bridge.contracts import Codec
     from otel_bridge.edits import Insert, Replacement
+    from otel_bridge.model import Signal
 
 _PLANS_KEPT = 8
 """Compiled plans kept: that of the running steps, of those a reload replaced, and of an exporter's splits."""
@@ -69,6 +71,11 @@ class NativeCodec:
             [_replacement(replacement) for replacement in batch.replacements],
         )
         return out
+
+    def count_items(self, signal: Signal, data: bytes) -> int:
+        """Count without reading; see `contracts.Codec`."""
+        count: int = self._wire.count_items(data, ITEMS[signal])
+        return count
 
     def _compile(self, plan: Plan) -> native.Plan:
         compiled: native.Plan = self._wire.Plan(

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import structlog
 
 from otel_bridge import catalog
-from otel_bridge.contracts import Outcome
 from otel_bridge.errors import BridgeError, QueueFullError, ShuttingDownError
 from otel_bridge.model import Signal
 from otel_bridge.receivers.otlp import status
@@ -16,7 +15,7 @@ from otel_bridge.receivers.otlp import status
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from otel_bridge.contracts import Consumer
+    from otel_bridge.contracts import Consumer, Outcome
     from otel_bridge.telemetry import Telemetry
 
 log = structlog.get_logger(__name__)
@@ -35,11 +34,7 @@ PARTIAL_REASON = "invalid"
 
 
 class Intake:
-    """The common part of one transport.
-
-    Items are counted for traces alone, by what the consumer says: metrics and logs pass undecoded, so that
-    for them only requests are counted.
-    """
+    """The common part of one transport; items are counted by what the consumer says."""
 
     def __init__(
         self, transport: str, consumer: Consumer, telemetry: Telemetry, *, limit: int, codes: Iterable[str]
@@ -50,9 +45,11 @@ class Intake:
         self._limit = limit
         self._in_flight = 0
         self._next_traceback = 0.0
-        traces = Signal.TRACES.value
-        self._accepted = telemetry.counter(catalog.RECEIVER_ACCEPTED).labels(transport, traces)
-        self._refused = telemetry.counter(catalog.RECEIVER_REFUSED).labels(transport, traces, PARTIAL_REASON)
+        accepted = telemetry.counter(catalog.RECEIVER_ACCEPTED)
+        self._accepted = {signal: accepted.labels(transport, signal.value) for signal in Signal}
+        self._refused = telemetry.counter(catalog.RECEIVER_REFUSED).labels(
+            transport, Signal.TRACES.value, PARTIAL_REASON
+        )
         self._failed = telemetry.counter(catalog.RECEIVER_FAILED).labels(transport)
         self._requests = telemetry.counter(catalog.RECEIVER_REQUESTS)
         self._answers = {
@@ -84,13 +81,13 @@ class Intake:
         """Hand a request to the consumer; it raises what the consumer raises."""
         started = time.perf_counter()
         try:
-            if signal is not Signal.TRACES:
-                await self._consumer.consume(signal, data)
-                return Outcome(0)
-            outcome = await self._consumer.consume_traces(data)
+            if signal is Signal.TRACES:
+                outcome = await self._consumer.consume_traces(data)
+            else:
+                outcome = await self._consumer.consume(signal, data)
         finally:
             self._duration[signal].observe(time.perf_counter() - started)
-        self._accepted.inc(outcome.accepted)
+        self._accepted[signal].inc(outcome.accepted)
         if outcome.rejected:
             self._refused.inc(outcome.rejected)
         return outcome

@@ -25,7 +25,8 @@ from opentelemetry.proto.trace.v1 import trace_pb2
 
 from otel_bridge.batch import ATTRIBUTE, SCOPE, SPAN, STATUS_MESSAGE, Batch
 from otel_bridge.errors import MalformedRequestError
-from otel_bridge.model import Reject, Scope, SpanKind, StatusCode, ValueType
+from otel_bridge.model import Reject, Scope, Signal, SpanKind, StatusCode, ValueType
+from otel_bridge.receivers.otlp.items import ITEMS, count_items
 from otel_bridge.receivers.otlp.reference_mend import mend
 from otel_bridge.wire import sized
 
@@ -144,6 +145,10 @@ class ReferenceCodec:
         """Work the edits in; see `contracts.Codec`."""
         assert isinstance(batch, ReferenceBatch), "a batch is spliced by the codec that scanned it"
         return _Splice(batch).run()
+
+    def count_items(self, signal: Signal, data: bytes) -> int:
+        """Count without decoding; see `contracts.Codec`."""
+        return count_items(data, ITEMS[signal])
 
 
 @cache

@@ -341,6 +341,11 @@ class TestPoint14Metrics:
         await running.post(b"x", path="/nowhere")
         assert running.value(catalog.RECEIVER_ACCEPTED, transport="grpc", signal="traces") == 5
         assert running.value(catalog.RECEIVER_ACCEPTED, transport="http", signal="traces") == 10
+        running.sink.outcome = Outcome(7)
+        for signal in (Signal.METRICS, Signal.LOGS):
+            await running.export(b"", signal)
+            assert running.value(catalog.RECEIVER_ACCEPTED, transport="grpc", signal=signal.value) == 7
+            assert running.value(catalog.RECEIVER_ACCEPTED, transport="http", signal=signal.value) == 0
         assert running.value(catalog.RECEIVER_REQUESTS, transport="grpc", signal="traces", code="OK") == 1
         assert running.value(catalog.RECEIVER_REQUESTS, transport="http", signal="traces", code="200") == 2
         assert running.value(catalog.RECEIVER_REQUESTS, transport="http", signal="logs", code="415") == 1
