@@ -326,6 +326,13 @@ class Batch:
         out.append(sent.free_of(settled))
         return [piece for piece in out if len(piece.rows)]
 
+    def sent(self, slot: int) -> NDArray[np.void] | None:
+        """The records of a column that leave as they came; None: a step has added values to it.
+
+        What can be read of them is what `resolved_texts` and `resolved_numbers` tell, without the copies.
+        """
+        return None if self._inserts_of(slot) else self._left(self.column(slot))
+
     def _owner(self, slot: int) -> tuple[NDArray[np.uint32], int] | None:
         """Each span's resource or scope, and how many there are; None: the attribute is a span's own."""
         scope = self.plan.wants[slot].scope

@@ -7,7 +7,7 @@ The work is done by the native crate (`_native/src/columns/`) or, where that is 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -29,9 +29,10 @@ try:
     from otel_bridge._native import wire as _kernels
 except ImportError:
     _kernels = groups_reference
-if not hasattr(_kernels, "Cells"):  # an older build of the crate
+if not hasattr(_kernels, "sent_values"):  # an older build of the crate
     _kernels = groups_reference
 
+_TEXTS, _NUMBERS, _TRUTHS = 1, 2, 4
 TELLS, FIRST_OF_CALL, FIRST_OF_ID = 1, 2, 4
 """What `Calls.tell` says of a span."""
 NO_ROLE, CLIENT, SERVER = 0, 1, 2
@@ -60,6 +61,23 @@ class Texts:
             column.lens[piece.rows] = np.minimum(piece.lens, longest)
         return column
 
+    @staticmethod
+    def sent(records: NDArray[np.void], rows: int, longest: int) -> Sent | None:
+        """The strings and numbers among an attribute's records (batch.ATTRIBUTE); None if there are truths.
+
+        Args:
+            records: as the request has them; of several of a row the last one counts.
+            rows: of how many spans, or resources.
+            longest: strings are cut to so many bytes.
+        """
+        offs, lens, numbers, found = _kernels.sent_values(records.tobytes(), rows, longest)
+        if found & _TRUTHS:
+            return None
+        return Sent(
+            Column(np.frombuffer(offs, "<u4"), np.frombuffer(lens, "<u4")) if found & _TEXTS else None,
+            np.frombuffer(numbers, "<f8") if found & _NUMBERS else None,
+        )
+
     def _add(self, piece: Slices) -> U4:
         start = len(self.data) + len(self.added)
         self.added += piece.data
@@ -78,9 +96,30 @@ class Column:
         has = self.lens > 0
         return Column(np.where(has, self.offs, other.offs), np.where(has, self.lens, other.lens))
 
+    def without(self, rows: NDArray[np.bool_]) -> Column:
+        """None where a mask says so."""
+        return Column(self.offs, np.where(rows, np.uint32(0), self.lens))
+
     def bytes(self) -> tuple[bytes, bytes]:
         """As the kernels take it."""
         return self.offs.tobytes(), self.lens.tobytes()
+
+
+class Sent(NamedTuple):
+    """An attribute of each row; None where no row has such a value.
+
+    Attributes:
+        texts: slices of the request.
+        numbers: f8; NaN: none.
+    """
+
+    texts: Column | None
+    numbers: NDArray[np.float64] | None
+
+    def of(self, owners: U4) -> Sent:
+        """Those of each span's resource."""
+        texts = self.texts and Column(self.texts.offs[owners], self.texts.lens[owners])
+        return Sent(texts, None if self.numbers is None else self.numbers[owners])
 
 
 class Cells:

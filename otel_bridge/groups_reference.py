@@ -5,6 +5,7 @@ Same names, same bytes in and out as `_native.wire`; `groups` says what they mea
 
 from __future__ import annotations
 
+import math
 import re
 import struct
 from typing import TYPE_CHECKING
@@ -29,6 +30,39 @@ def _texts(data: bytes, added: bytes, column: _Column) -> list[bytes]:
         text, at = (data, off) if off < len(data) else (added, off - len(data))
         out.append(text[at : at + length] if at + length <= len(text) else b"")
     return out
+
+
+_ATTRIBUTE = struct.Struct("<q7I2x2B")
+_STRING, _BOOL, _INT, _DOUBLE = 1, 2, 3, 4
+
+
+def sent_values(records: bytes, rows: int, longest: int) -> tuple[bytes, bytes, bytes, int]:
+    """Attribute records, spread over rows."""
+    offs, lens, numbers = [0] * rows, [0] * rows, [math.nan] * rows
+    found = 0
+    for value, row, off, length, *_, kind, _ in _ATTRIBUTE.iter_unpack(records):
+        if row >= rows:
+            continue
+        offs[row], lens[row], numbers[row] = 0, 0, math.nan
+        if kind == _STRING:
+            found |= 1
+            offs[row], lens[row] = off, min(length, longest)
+        elif kind in (_INT, _DOUBLE):
+            found |= 2
+            numbers[row] = float(value) if kind == _INT else _double(value)
+        elif kind == _BOOL:
+            found |= 4
+    spread = (
+        struct.pack(f"<{rows}I", *offs),
+        struct.pack(f"<{rows}I", *lens),
+        struct.pack(f"<{rows}d", *numbers),
+    )
+    return (*spread, found)
+
+
+def _double(bits: int) -> float:
+    value: float = struct.unpack("<d", struct.pack("<q", bits))[0]
+    return value
 
 
 class Cells:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from otel_bridge import groups, groups_reference
-from otel_bridge.batch import SPAN
+from otel_bridge.batch import ATTRIBUTE, SPAN
 from otel_bridge.edits import Slices
 from otel_bridge.groups import CLIENT, FIRST_OF_CALL, FIRST_OF_ID, NO_ROLE, SERVER, TELLS, Column, Texts
 
@@ -250,3 +250,50 @@ def test_nonsense_from_python_is_read_as_empty():
         cells = kernel.Cells()
         assert cells.assign(b"abc", b"de", [(0, *beyond)], b"\0\0", 1) == bytes(8)
         assert cells.labels(0, 1) == (b"\0", [])
+
+
+RECORDS = st.lists(
+    st.tuples(
+        st.integers(0, 6),
+        st.sampled_from([0, 1, 2, 3, 4, 5, 6, 7]),
+        st.integers(-(2**63), 2**63 - 1),
+        st.integers(0, 2**32 - 1),
+        st.integers(0, 2**32 - 1),
+    ),
+    max_size=12,
+)
+
+
+def records_of(given):
+    """Attribute records of rows, types, values, offsets and lengths."""
+    records = np.zeros(len(given), ATTRIBUTE)
+    for at, (row, kind, value, off, length) in enumerate(given):
+        records[at]["row"], records[at]["type"], records[at]["value"] = row, kind, value
+        records[at]["off"], records[at]["len"] = off, length
+    return records
+
+
+def test_what_was_sent_is_spread_over_rows():
+    """Strings cut, numbers as doubles; the last of a row counts, one beyond the rows does not."""
+    half = int(np.array([0.5], "<f8").view("<i8")[0])
+    found = Texts.sent(
+        records_of(
+            [(0, 1, 0, 7, 300), (2, 3, 200, 0, 0), (3, 4, half, 0, 0), (0, 3, 5, 0, 0), (9, 1, 0, 1, 1)]
+        ),
+        4,
+        256,
+    )
+    assert found.texts.lens.tolist() == [0, 0, 0, 0]
+    np.testing.assert_equal(found.numbers, [5, np.nan, 200, 0.5])
+    only = Texts.sent(records_of([(1, 1, 0, 7, 300)]), 2, 256)
+    assert (only.texts.offs.tolist(), only.texts.lens.tolist(), only.numbers) == ([0, 7], [0, 256], None)
+    assert only.of(np.array([1, 1, 0])).texts.lens.tolist() == [256, 256, 0]
+    assert Texts.sent(records_of([(0, 2, 1, 0, 0)]), 1, 256) is None
+
+
+@given(given_records=RECORDS)
+@settings(max_examples=200)
+def test_native_and_reference_spread_alike(given_records):
+    """Whatever the records hold."""
+    records = records_of(given_records).tobytes()
+    assert native.sent_values(records, 5, 100) == groups_reference.sent_values(records, 5, 100)

@@ -9,6 +9,7 @@ mod cells;
 mod json;
 mod keys;
 mod lineage;
+mod sent;
 mod series;
 mod text;
 
@@ -23,6 +24,7 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<calls::Calls>()?;
     module.add_class::<series::SeriesOfCells>()?;
     module.add_class::<series::Buckets>()?;
+    module.add_function(wrap_pyfunction!(sent::sent_values, module)?)?;
     module.add_function(wrap_pyfunction!(text::parse_int, module)?)?;
     module.add_function(wrap_pyfunction!(text::parse_double, module)?)?;
     module.add_function(wrap_pyfunction!(text::query_param, module)?)?;

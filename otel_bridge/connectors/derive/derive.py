@@ -138,8 +138,10 @@ class Derive:
         taken = batch.spans["reject"] == 0
         labelled = self._labels.label(batch)
         wall, now = self._clock.time_ns(), self._clock.monotonic()
-        seconds = self._durations(batch, taken)
-        ended = np.minimum(batch.spans["end"], np.uint64(wall)).astype("<i8")
+        # Copied once: a pass over one field of whole records is as long as several over a column.
+        start, end = batch.spans["start"].copy(), batch.spans["end"].copy()
+        seconds = self._durations(start, end, taken)
+        ended = np.minimum(end, np.uint64(wall)).astype("<i8")
         with self.metrics.lock:
             observer = _Observer(
                 self.metrics, self._labels, Observed(batch.spans, labelled.cells.tobytes(), ended, now, wall)
@@ -173,9 +175,10 @@ class Derive:
                     self._expired.labels(metric.name).inc(expired)
                 self._count.labels(metric.name).set(len(series))
 
-    def _durations(self, batch: Batch, taken: Mask) -> NDArray[np.float64]:
+    def _durations(
+        self, start: NDArray[np.uint64], end: NDArray[np.uint64], taken: Mask
+    ) -> NDArray[np.float64]:
         """Seconds of each span; 0 where its times are missing or reversed."""
-        start, end = batch.spans["start"], batch.spans["end"]
         sane = (start != 0) & (end >= start)
         out: NDArray[np.float64]
         if sane.all():
@@ -197,15 +200,17 @@ class Derive:
             (Trait.HTTP, catalog.DERIVED_HTTP_SERVER_DURATION, catalog.DERIVED_HTTP_CLIENT_DURATION),
             (Trait.RPC, catalog.DERIVED_RPC_SERVER_DURATION, catalog.DERIVED_RPC_CLIENT_DURATION),
         ):
-            observer.values(server, taken & labelled.having(protocol | Trait.SERVER_KIND), seconds)
-            observer.values(client, taken & labelled.having(protocol | Trait.CLIENT_KIND), seconds)
+            if observer.wants(server):
+                observer.values(server, taken & labelled.having(protocol | Trait.SERVER_KIND), seconds)
+            if observer.wants(client):
+                observer.values(client, taken & labelled.having(protocol | Trait.CLIENT_KIND), seconds)
 
     def _observe_sizes(self, batch: Batch, observer: _Observer, labelled: Labelled, counted: Mask) -> None:
-        if batch.resolved_has(self._batch_size):
+        if observer.wants(catalog.DERIVED_BATCH_SIZE) and batch.resolved_has(self._batch_size):
             sizes = batch.resolved_numbers(self._batch_size)
             entries = counted & labelled.having(Trait.ENTRY)
             observer.values(catalog.DERIVED_BATCH_SIZE, entries, sizes, largest=_LARGEST_BATCH)
-        if batch.resolved_has(self._prompt_bytes):
+        if observer.wants(catalog.DERIVED_PROMPT_BYTES) and batch.resolved_has(self._prompt_bytes):
             lengths = batch.resolved_numbers(self._prompt_bytes)
             observer.values(catalog.DERIVED_PROMPT_BYTES, counted, lengths, largest=_LARGEST_BYTES)
 
@@ -238,6 +243,10 @@ class _Observer:
         self._series = metrics.series
         self._labels = labels
         self._observed = observed
+
+    def wants(self, metric: DerivedMetric) -> bool:
+        """Whether the metric is made: what is not need not be worked out."""
+        return metric in self._series
 
     def values(
         self,

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from otel_bridge.batch import Batch, PlanBuilder
     from otel_bridge.catalog import DerivedMetric
+    from otel_bridge.groups import Sent
 
 _SOURCES: dict[str, tuple[str, ...]] = {
     catalog.GEN_AI_REQUEST_MODEL.key: (
@@ -116,8 +117,8 @@ class _Label:
         *,
         numeric: bool,
     ) -> None:
-        self._in_order = tuple(plan.want(key, scope=scope) for scope in scopes for key in keys)
-        self.slots = frozenset(self._in_order)
+        self._in_order = tuple((plan.want(key, scope=scope), scope) for scope in scopes for key in keys)
+        self.slots = frozenset(slot for slot, _ in self._in_order)
         self.numeric = numeric
 
     def read(
@@ -127,15 +128,12 @@ class _Label:
         column: Column | None = None
         numbers: NDArray[np.float64] | None = None
         present = batch.resolved_present()
-        for slot in self._in_order:
+        for slot, scope in self._in_order:
             if slot not in present:
                 continue
-            pieces = batch.resolved_texts(slot)
-            found = batch.resolved_numbers(slot) if self.numeric else None
-            if found is not None and (truths := _truths(batch, slot, found)) is not None:
-                pieces.append(truths)
-                found[truths.rows] = np.nan
-            more = texts.column(pieces, longest) if pieces else None
+            more, found = _sent(batch, slot, scope, longest) or self._resolved(batch, texts, slot, longest)
+            if not self.numeric:
+                found = None
             if column is None and numbers is None:
                 column, numbers = more, found
                 if column is not None and column.lens.all():
@@ -144,11 +142,33 @@ class _Label:
             # The first source that has a value wins, be it a text or a number.
             has = _has(column, numbers, len(batch))
             if more is not None:
-                more.lens[has] = 0
+                more = more.without(has)
                 column = more if column is None else column.otherwise(more)
             if found is not None:
                 numbers = found if numbers is None else np.where(has, numbers, found)
         return column, numbers
+
+    def _resolved(
+        self, batch: Batch, texts: Texts, slot: int, longest: int
+    ) -> tuple[Column | None, NDArray[np.float64] | None]:
+        """What is on each span with what steps have added, truths as texts."""
+        pieces = batch.resolved_texts(slot)
+        found = batch.resolved_numbers(slot) if self.numeric else None
+        if found is not None and (truths := _truths(batch, slot, found)) is not None:
+            pieces.append(truths)
+            found[truths.rows] = np.nan
+        return texts.column(pieces, longest) if pieces else None, found
+
+
+def _sent(batch: Batch, slot: int, scope: Scope, longest: int) -> Sent | None:
+    """What is on each span as it was sent; None: that is not all."""
+    records = batch.sent(slot)
+    if records is None:
+        return None
+    if scope is Scope.SPAN:
+        return Texts.sent(records, len(batch), longest)
+    found = Texts.sent(records, batch.resources, longest)
+    return found and found.of(batch.spans["resource"])
 
 
 def _has(column: Column | None, numbers: NDArray[np.float64] | None, rows: int) -> NDArray[np.bool_]:
