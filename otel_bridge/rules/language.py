@@ -342,7 +342,9 @@ class RuleSet(_Model):
     """One file."""
 
     rules: list[Rule] = Field(min_length=1)
-    metrics: dict[str, DeclaredMetric] = Field({}, description="Metrics that are not the bridge's own.")
+    metrics: dict[str, DeclaredMetric] = Field(
+        {}, description="Metrics that are not the bridge's own, named as Prometheus has them."
+    )
     attributes: dict[str, str] = Field({}, description="Units of span attributes that the catalog lacks.")
     events: dict[str, dict[str, str]] = Field({}, description="User probes: their fields' units, by name.")
 

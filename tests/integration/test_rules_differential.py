@@ -285,9 +285,7 @@ def test_both_engines_agree(tmp_path: Path):
         compared += len(ticks)
         firing += sum(bool(case.states[tick]) for tick in ticks)
         files.append(written(case, ticks, tmp_path / str(number)))
-    done = subprocess.run(
-        ["promtool", "test", "rules", *files], capture_output=True, text=True, timeout=300, check=False
-    )
+    done = subprocess.run(["promtool", "test", "rules", *files], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-20_000:] + done.stderr[-20_000:]
     # Otherwise it would say little.
     assert compared > 0.7 * SCENARIOS * TICKS

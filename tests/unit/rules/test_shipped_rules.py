@@ -145,12 +145,12 @@ SCENARIOS: dict[str, tuple[Callable[[Bench], None], Callable[[Bench], None]]] = 
     ),
     "GpuUtilizationSawtooth": (gauge(SWING, (0.4, 62), **GPU), gauge(SWING, (0.4, 55), (0.0, 5), **GPU)),
     "TokenThroughputDrop": (
-        traffic((210, 4, 1, 100), (30, 4, 1, 60), every=10),
-        traffic((210, 4, 1, 100), (30, 4, 1, 80), every=10),
+        traffic((210, 12, 1, 100), (30, 12, 1, 60), every=10),
+        traffic((210, 12, 1, 100), (30, 12, 1, 80), every=10),
     ),
     "LatencyWithThroughputDrop": (
-        traffic((660, 2, 1, 100), (60, 2, 2.5, 80)),
-        traffic((660, 2, 1, 100), (60, 2, 2.0, 80)),
+        traffic((420, 10, 1, 100), (60, 10, 2.5, 80), every=5),
+        traffic((420, 10, 1, 100), (60, 10, 2.0, 80), every=5),
     ),
     "RequestRateAtSaturatedGpu": (saturated(125, 0.95), saturated(125, 0.91)),
     "BridgeItemsDropped": (
