@@ -24,6 +24,8 @@ from demo.slow import run as slow
 from demo.slow import show
 from demo.stack import Stack, collector_binary
 from demo.traffic import ClientRun, Exchange, drive
+from demo.trip import run as trip
+from demo.trip import show as trip_show
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -133,6 +135,7 @@ def run(story: Story, *, keep: bool, shape: str) -> bool:
         console.print(report.by_client(after))
         checks = check_all(runs, before, after)
         checks += make_one_slow(story, stack)
+        checks += overload(story, stack)
         report.verdict(console, checks)
         console.print(own_words(stack))
         closing(story, stack, keep=keep)
@@ -233,6 +236,15 @@ def make_one_slow(story: Story, stack: Stack) -> list[Check]:
     return [show.check(told)]
 
 
+def overload(story: Story, stack: Stack) -> list[Check]:
+    """The end: more is asked of the engine than it bears."""
+    why = "A rule sees it in the engine's spans and opens the breaker, until answers come in time again."
+    with story.step("Overload the engine", why):
+        told = trip.run(stack, story.done)
+    trip_show.trip(story.console, told)
+    return [trip_show.check(told)]
+
+
 def own_words(stack: Stack) -> Table:
     """What the bridge counts itself."""
     with urllib.request.urlopen(stack.addresses.metrics, timeout=5) as answer:
@@ -283,6 +295,7 @@ def closing(story: Story, stack: Stack, *, keep: bool) -> None:
             f"  OTLP/gRPC    {at.otlp}         send your own spans\n"
             f"  OTLP/HTTP    http://127.0.0.1:{at.collector_http}\n"
             f"  metrics      {at.metrics}\n"
+            f"  decisions    {at.decisions_url}/v1/decision?service=engine\n"
             f"  spans out    tail -f {run}/after.jsonl\n",
             highlight=False,
         )

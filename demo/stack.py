@@ -13,6 +13,7 @@ from demo.environments import ENGINE
 from demo.errors import DemoError
 from demo.places import ROOT, cache
 from demo.programs import Program, free_ports, running
+from demo.trip import control
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,11 +54,13 @@ class Addresses:
     bridge_metrics: int
     from_bridge: int
     engine: int
+    decisions: int
+    operators: int
 
     @classmethod
     def free(cls) -> Self:
         """On ports that nobody has, so that the demo runs beside a Collector of the user's own."""
-        return cls(*free_ports(7))
+        return cls(*free_ports(9))
 
     @property
     def otlp(self) -> str:
@@ -73,6 +76,11 @@ class Addresses:
     def metrics(self) -> str:
         """The bridge's own metrics."""
         return f"http://127.0.0.1:{self.bridge_metrics}/metrics"
+
+    @property
+    def decisions_url(self) -> str:
+        """The bridge's decision API."""
+        return f"http://127.0.0.1:{self.decisions}"
 
     def environment(self, run: Path) -> dict[str, str]:
         """What collector-config/sidecar/*.yaml and demo/collector.yaml read."""
@@ -139,9 +147,14 @@ class Stack:
                 *("--set", MODELS, "--set", KERNEL),
             ],
             f"http://127.0.0.1:{at.bridge_metrics}/readyz",
-            environment,
+            environment | control.environment(at),
         )
-        tell("bridge", f"OTLP on 127.0.0.1:{at.bridge}, metrics on {at.metrics}")
+        # A machine under load is no overload: until its part of the demo nothing may trip.
+        control.order(at, "disable", "until its part of the demo")
+        tell(
+            "bridge",
+            f"OTLP on 127.0.0.1:{at.bridge}, metrics on {at.metrics}, decisions on {at.decisions_url}",
+        )
         engine: list[str | Path] = [
             ENGINE.python,
             "-m",

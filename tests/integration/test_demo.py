@@ -87,8 +87,10 @@ def test_prompts_are_measured_and_gone(demo, service, name):
 
 def test_vllms_spans_get_their_model(demo):
     """They carry none; the parent in the same trace, or the client's span, does."""
-    slow = {span.trace_id for span in demo[1] if span.service == SLOW}
-    spans = [span for span in demo[1] if span.name == "llm_request" and span.trace_id not in slow]
+    clients = {
+        span.trace_id for span in demo[1] if span.service.startswith("client-") and span.service != SLOW
+    }
+    spans = [span for span in demo[1] if span.name == "llm_request" and span.trace_id in clients]
     assert len(spans) == 4 * 13
     assert {span.attributes["llm.model.id"] for span in spans} == {"tiny"}
     assert all(isinstance(span.attributes["gen_ai.usage.input_tokens"], int) for span in spans)
@@ -131,6 +133,30 @@ def test_the_slow_request_names_its_cause(demo):
         "the slow request's span says",
     ):
         assert words in output
+
+
+def test_an_overload_trips_the_breaker_and_it_closes_again(demo):
+    """Cause, rule, breaker, refusals, recovery, in this order on one timeline."""
+    output = demo[0]
+    shown = output[output.index("Trip and recovery") :]
+    lines = [line for line in shown[: shown.index("Checked on every span")].splitlines() if "●" in line]
+    times = [float(line.split()[0]) for line in lines]
+    assert times == sorted(times)
+    story = "\n".join(lines)
+    for words in (
+        r"cause +overload: \d+ clients at once",
+        r"rule +fires: EngineOverloaded: Five calls of engine",
+        r"breaker +open: new requests for engine are refused",
+        r"gateway +request refused: 429, Retry-After: \d+",
+        r"breaker +half-open",
+        r"recovery +first answer",
+        r"breaker +closed: 5 of 5 probes passed",
+    ):
+        assert re.search(words, story), f"{words} in:\n{shown}"
+    assert story.index("fires") < story.index("open:") < story.index("half-open") < story.index("closed")
+    assert "an overload trips the breaker, and it closes again" in output
+    if os.geteuid() == 0:
+        assert re.search(r"kernel gate +first connection refused: by a reset", story), shown
 
 
 def test_it_tells_what_happened_and_what_is_next(demo):
