@@ -196,6 +196,11 @@ class StorageConfig(_Model):
     max_size: Annotated[ByteSize, Field(ge=MIB)] = Field(
         default=1024 * MIB, description="The most bytes on disk for each destination."
     )
+    max_damaged_size: ByteSize = Field(
+        default=128 * MIB,
+        description="The most bytes of damaged files kept for a person to look at, for each destination, "
+        "beside max_size. The oldest are removed first, and logged; 0 keeps none.",
+    )
     when_full: Literal["refuse", "drop_oldest"] = Field(
         default="refuse",
         description="refuse: senders are told to come again later. drop_oldest: the oldest data makes room; "

@@ -10,6 +10,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import structlog
+
 from otel_bridge.exporters.otlp.disk_error import DiskError
 
 if TYPE_CHECKING:
@@ -17,7 +19,11 @@ if TYPE_CHECKING:
 
     from otel_bridge.contracts import Clock
 
+log = structlog.get_logger(__name__)
+
 _SEGMENT_NAME = re.compile(r"(\d{20})\.sqlite")
+_ASIDE_NAME = re.compile(r".+-(\d+)-(\d+)\.sqlite")
+"""A file that was set aside: when, unix nanoseconds, and a number where two would have one name."""
 
 
 class Directory:
@@ -28,9 +34,11 @@ class Directory:
         index: the path of the index.
     """
 
-    def __init__(self, path: Path, clock: Clock) -> None:
+    def __init__(self, path: Path, clock: Clock, max_damaged_size: int) -> None:
         self.path = path
         self.index = path / "index.sqlite"
+        self._damaged = path / "damaged"
+        self._max_damaged_size = max_damaged_size
         self._clock = clock
         self._lock: int | None = None
 
@@ -55,6 +63,7 @@ class Directory:
             ) from error
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, b"%d\n" % os.getpid(), 0)
+        self._bound_damaged()
 
     def let_go(self) -> None:
         """Leave it to others."""
@@ -77,24 +86,52 @@ class Directory:
                 Path(entry.path).unlink()
 
     def set_aside(self, path: Path, *, keep: bool) -> Path | None:
-        """Move a damaged file to `damaged/`, or with `keep` link it there so that its place can be taken."""
+        """Move a damaged file to `damaged/`, or with `keep` link it there so that its place can be taken.
+
+        Returns:
+            Where it is; None when it does not exist, or is larger than all that may be kept.
+        """
         if not path.exists():
             return None
-        folder = self.path / "damaged"
-        folder.mkdir(exist_ok=True, mode=0o700)
+        self._damaged.mkdir(exist_ok=True, mode=0o700)
         stem = f"{path.stem}-{self._clock.time_ns()}"
         aside = next(
             candidate
             for number in itertools.count()
-            if not (candidate := folder / f"{stem}-{number}.sqlite").exists()
+            if not (candidate := self._damaged / f"{stem}-{number}.sqlite").exists()
         )
+        linked = False
         if keep:
             with contextlib.suppress(OSError):  # a file system without hard links
                 os.link(path, aside)
-                return aside
-        path.replace(aside)
-        remove_journal(path)
-        return aside
+                linked = True
+        if not linked:
+            path.replace(aside)
+            remove_journal(path)
+        self._bound_damaged()
+        return aside if aside.exists() else None
+
+    def _bound_damaged(self) -> None:
+        """Remove the oldest of the files that were set aside until the others stay within the bound."""
+        kept = sorted(
+            (int(match[1]), int(match[2]), path)
+            for path in self._damaged.glob("*.sqlite")
+            if (match := _ASIDE_NAME.fullmatch(path.name))
+        )
+        sizes = [path.stat().st_size for _, _, path in kept]
+        excess = sum(sizes) - self._max_damaged_size
+        for (_, _, path), size in zip(kept, sizes, strict=True):
+            if excess <= 0:
+                return
+            path.unlink()
+            excess -= size
+            log.warning(
+                "a damaged file of the queue on disk is kept no longer: damaged/ would be larger than "
+                "storage.max_damaged_size",
+                path=str(path),
+                bytes=size,
+                max_damaged_size=self._max_damaged_size,
+            )
 
 
 def make_private(path: Path) -> None:

@@ -23,7 +23,7 @@ class Loss:
     Attributes:
         reason: the label value.
         path: the file they were in.
-        aside: where the damaged file lies now.
+        aside: where the damaged file lies now; None when it is not kept.
         requests: how many were lost.
         recovered: how many of the damaged file were whole and still to be sent.
         items: lost items by signal.
@@ -53,9 +53,8 @@ class Loss:
         """What happened, for a log."""
         if self.reason == "disk_full":
             return "the queue on disk is full: the oldest requests made room"
-        return (
-            "a file of the queue on disk is damaged: it was set aside, its whole requests will be delivered"
-        )
+        aside = "it was set aside, " if self.aside is not None else ""
+        return f"a file of the queue on disk is damaged: {aside}its whole requests will be delivered"
 
     def details(self) -> dict[str, str | int]:
         """The rest of the log line."""

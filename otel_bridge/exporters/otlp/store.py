@@ -5,7 +5,7 @@ Everything here is synchronous and belongs to one thread; `disk.DiskQueue` is it
     <directory>/lock                       held by the process that uses the directory
     <directory>/index.sqlite               one row for each request that is not delivered yet, without payload
     <directory>/<first number>.sqlite      a segment: payloads with checksums
-    <directory>/damaged/                   files that were damaged, kept for a person to look at
+    <directory>/damaged/                   files that were damaged, for a person to look at; bounded
 
 A segment's rows are never changed, so damage to one page costs the rows on that page (and those whose
 overflow pages it held) and no others, see `salvage`. A rollback journal is used, not a write-ahead log:
@@ -49,7 +49,7 @@ class Store:
     """The requests of one destination on disk; belongs to one thread after `open`."""
 
     def __init__(self, directory: Path, config: StorageConfig, clock: Clock) -> None:
-        self._directory = Directory(directory, clock)
+        self._directory = Directory(directory, clock, config.max_damaged_size)
         self._config = config
         self._segment_size = min(LARGEST_SEGMENT, config.max_size // _SEGMENTS_AT_LEAST)
         self._opened_index: Index | None = None

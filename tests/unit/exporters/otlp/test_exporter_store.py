@@ -25,9 +25,9 @@ from otel_bridge.testing import FakeClock
 START_NS = 1_700_000_000_000_000_000
 
 
-def make_store(directory: Path, **config) -> Store:
+def make_store(directory: Path, clock: FakeClock | None = None, **config) -> Store:
     config = {"directory": directory, "fsync": False, **config}
-    return Store(directory / "otlp", StorageConfig.model_validate(config), FakeClock())
+    return Store(directory / "otlp", StorageConfig.model_validate(config), clock or FakeClock())
 
 
 def tagged(number: int, size: int) -> bytes:
@@ -320,6 +320,52 @@ def test_a_segment_that_somebody_deleted_is_counted(tmp_path):
     segment_of(tmp_path).unlink()
     store = check(tmp_path, payloads, set())
     assert sum(loss.requests for loss in store.losses) == 120
+
+
+def kept_in_order(directory: Path) -> list[bytes]:
+    """The first byte of each file that was set aside, the oldest first."""
+    kept = (directory / "otlp" / "damaged").glob("*.sqlite")
+    return [path.read_bytes()[:1] for path in sorted(kept, key=lambda path: int(path.stem.split("-")[1]))]
+
+
+def test_damaged_files_are_kept_up_to_a_size_and_the_oldest_go(tmp_path, capsys):
+    """Each that goes is named in the log; files that somebody else put there stay."""
+    size = 5000
+    foreign = tmp_path / "otlp" / "damaged" / "notes.txt"
+    clock = FakeClock()
+    for number in range(5):
+        clock.step_wall(1)
+        filled(tmp_path, 3)
+        segment_of(tmp_path).write_bytes(b"%d" % number * size)
+        store = make_store(tmp_path, clock=clock, max_damaged_size=3 * size + 1)
+        store.open()
+        drain(store)
+        (loss,) = [loss for loss in store.losses if loss.aside is not None]
+        assert loss.aside.exists()
+        assert loss.aside.read_bytes() == b"%d" % number * size
+        store.close()
+        foreign.write_text("mine" * size)
+    assert kept_in_order(tmp_path) == [b"2", b"3", b"4"]
+    said = capsys.readouterr().out
+    assert said.count("is kept no longer") == 2
+    assert "storage.max_damaged_size" in said
+    assert foreign.exists()
+    # A smaller bound counts from the next start on.
+    store = make_store(tmp_path, max_damaged_size=size)
+    store.open()
+    assert kept_in_order(tmp_path) == [b"4"]
+    store.close()
+
+
+def test_no_damaged_file_is_kept_where_none_may_be(tmp_path):
+    payloads = filled(tmp_path)
+    segment_of(tmp_path).write_bytes(b"garbage")
+    store = make_store(tmp_path, max_damaged_size=0)
+    store.open()
+    drain(store)
+    assert sum(loss.requests for loss in store.losses) == len(payloads)
+    assert all(loss.aside is None and "set aside" not in loss.text for loss in store.losses)
+    assert not list((tmp_path / "otlp" / "damaged").iterdir())
 
 
 def test_damage_in_one_segment_leaves_the_others_alone(tmp_path):
