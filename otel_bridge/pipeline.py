@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from otel_bridge.processors.sample.hold import Held
     from otel_bridge.settings import ConnectorSettings, ProcessorSettings
     from otel_bridge.telemetry import Telemetry
+    from otel_bridge.verbosity import Verbosity
 
 log = structlog.get_logger(__name__)
 
@@ -75,12 +76,13 @@ def build_steps(
     rules: Callable[[PlanBuilder], TraceProcessor | None] = lambda _: None,
     recent: Callable[[PlanBuilder], TraceProcessor | None] = lambda _: None,
     gpu_usage: GpuUsage | None = None,
+    verbosity: Verbosity | None = None,
 ) -> Steps:
     """Compile the processors' and connectors' configuration; without `connectors` there are none.
 
-    `gpu_usage` knows which process used which GPU. `tap` and `rules` make steps that read spans when they are
-    enriched and complete: what the breakers go by, and what rules look at. `recent` makes the step that keeps
-    some spans to be looked at.
+    `gpu_usage` knows which process used which GPU, `verbosity` how much is to be told. `tap` and `rules` make
+    steps that read spans when they are enriched and complete: what the breakers go by, what rules look at.
+    `recent` makes the step that keeps some spans to be looked at.
 
     Redaction is the last that changes anything: whatever a step before it measured or converted leaves only
     as it allows, and what is kept to be looked at is what leaves.
@@ -100,7 +102,9 @@ def build_steps(
     if consistency is not None:
         processors.append(("consistency", consistency))
     processors += _onlookers(columns, control=tap, rules=rules)
-    sample = Sample(settings.sample, columns, telemetry, clock) if settings.sample.enabled else None
+    sample = (
+        Sample(settings.sample, columns, telemetry, clock, verbosity) if settings.sample.enabled else None
+    )
     if sample is not None:
         processors.append(("sample", sample))
     if settings.redact.enabled:

@@ -27,6 +27,7 @@ from otel_bridge.rules.outputs.outputs import Outputs
 from otel_bridge.telemetry import Telemetry, Tracing
 from otel_bridge.telemetry_server import TelemetryServer
 from otel_bridge.ui.pages import Sources, Ui
+from otel_bridge.verbosity import Verbosity
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,8 +76,11 @@ class Service:
             clock=self._clock,
             telemetry=self.telemetry,
         )
+        self.verbosity = verbosity(settings)
         self.control = (
-            Control(settings.control, self.telemetry, self._clock) if settings.control.enabled else None
+            Control(settings.control, self.telemetry, self._clock, self.verbosity)
+            if settings.control.enabled
+            else None
         )
         self.outputs = Outputs(settings.rules, self.telemetry, self._clock)
         self.rules = Rules(settings.rules, self.telemetry, self._clock)
@@ -218,6 +222,7 @@ class Service:
             rules=lambda columns: self.rules.tap(columns, settings.rules),
             recent=self.ui.tap if self.ui is not None else lambda _: None,
             gpu_usage=self.gpu.usage,
+            verbosity=self.verbosity,
         )
 
     def _pages(self, settings: Settings) -> Ui:
@@ -228,6 +233,17 @@ class Service:
             rules=self.rules.states,
         )
         return Ui(settings.service.ui, self.telemetry, self._clock, sources)
+
+
+def verbosity(settings: Settings) -> Verbosity:
+    """How much the bridge tells: as usual, until a breaker opens."""
+    rate = settings.control.actions.highest_sampling_rate if settings.control.enabled else 0.0
+    if rate and not settings.processors.sample.enabled:
+        log.warning(
+            "control.actions.verbosity asks for more traces, but nothing is sampled: "
+            "processors.sample.enabled is false"
+        )
+    return Verbosity(settings.service.telemetry.logs.level, rate)
 
 
 def tracing(settings: Settings) -> Tracing | None:

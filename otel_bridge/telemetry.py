@@ -129,7 +129,14 @@ def configure_logging(*, level: str = "info", json: bool | None = None) -> None:
             structlog.processors.format_exc_info,
             render,
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=False,
+    )
+    set_log_level(level)
+
+
+def set_log_level(level: str) -> None:
+    """Log from a level on, from the next line on; all else stays as it was configured."""
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()])
     )

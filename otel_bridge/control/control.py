@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from otel_bridge.backoff import RetryConfig
 from otel_bridge.control.actions.dispatch import Delivery, Dispatcher
+from otel_bridge.control.actions.verbosity import VerbosityAction
 from otel_bridge.control.actions.webhook import Webhook
 from otel_bridge.control.alertmanager import AlertmanagerWebhook
 from otel_bridge.control.alerts import AlertBook
@@ -28,6 +30,7 @@ from otel_bridge.control.replicas import RedisReplicas
 from otel_bridge.control.sources import Sources
 from otel_bridge.control.store import StateStore
 from otel_bridge.control.strategies import Strategies
+from otel_bridge.verbosity import Verbosity
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,6 +50,8 @@ log = structlog.get_logger(__name__)
 TICK = 0.05
 """Seconds between two looks at breakers that time may change; an open ends at most so late."""
 IDLE_TICK = 0.25
+_AT_ONCE = Delivery(RetryConfig(), max_age=60.0, queue_size=1000)
+"""Of actions within this process, which never fail."""
 
 
 class Control:
@@ -56,9 +61,16 @@ class Control:
         config: what users wrote; `enabled` is the caller's to look at.
         telemetry: for metrics.
         clock: for time.
+        verbosity: how much the bridge tells; None: nobody follows it.
     """
 
-    def __init__(self, config: ControlConfig, telemetry: Telemetry, clock: Clock) -> None:
+    def __init__(
+        self,
+        config: ControlConfig,
+        telemetry: Telemetry,
+        clock: Clock,
+        verbosity: Verbosity | None = None,
+    ) -> None:
         self.config = config
         self._clock = clock
         replica = f"{socket.gethostname()}/{os.getpid()}"
@@ -77,6 +89,9 @@ class Control:
         ]
         for webhook, found in zip(self._webhooks, config.actions.webhooks.values(), strict=True):
             self.actions.add(webhook, found, Delivery(found.retry, found.max_age, found.queue_size))
+        verbosity = verbosity or Verbosity("info")
+        for name, wanted in config.actions.verbosity.items():
+            self.actions.add(VerbosityAction(name, wanted, verbosity), wanted, _AT_ONCE)
         self._replicas = (
             RedisReplicas(config.redis, self.board, clock, telemetry, replica)
             if config.redis is not None

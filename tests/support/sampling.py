@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
     from otel_bridge.contracts import Outcome
+    from otel_bridge.verbosity import Verbosity
 
 WALL = 1_700_000_000_000_000_000
 FAST = {"start_time_unix_nano": WALL, "end_time_unix_nano": WALL + 10_000_000}
@@ -74,7 +75,10 @@ class Destination:
 class Sampling:
     """A pipeline of which only the sampling is of interest."""
 
-    def __init__(self, directory: Path | None = None, **sample: Any) -> None:
+    def __init__(
+        self, directory: Path | None = None, verbosity: Verbosity | None = None, **sample: Any
+    ) -> None:
+        self.verbosity = verbosity
         self.telemetry = Telemetry()
         self.clock = FakeClock(WALL + 10_000_000_000)
         self.destination = Destination()
@@ -92,7 +96,12 @@ class Sampling:
         """Compiled processors."""
         off = {"enabled": False}
         settings = {"sample": {"enabled": True, **sample}, "enrich": off, "redact": off}
-        return build_steps(ProcessorSettings.model_validate(settings), self.telemetry, self.clock)
+        return build_steps(
+            ProcessorSettings.model_validate(settings),
+            self.telemetry,
+            self.clock,
+            verbosity=self.verbosity,
+        )
 
     async def send(self, *spans: Mapping[str, object], **request: Any) -> Outcome:
         """One request, to its acknowledgement."""

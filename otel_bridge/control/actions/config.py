@@ -75,12 +75,34 @@ class WebhookConfig(ActionConfig):
         return self
 
 
+class VerbosityConfig(ActionConfig):
+    """Has the bridge tell more from a trip until the breaker is closed again."""
+
+    sampling_rate: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        None,
+        description="At least this share of all traces is kept, not only of the target's; needs "
+        "processors.sample.enabled. null: sampling stays as it is.",
+    )
+    log_level: Literal["debug", "info", "warning"] | None = Field(
+        None, description="The bridge logs from this level on, if that is more than usual. null: as usual."
+    )
+
+    @model_validator(mode="after")
+    def _does_something(self) -> Self:
+        if self.sampling_rate is None and self.log_level is None:
+            raise ValueError("it would do nothing: set sampling_rate, log_level or both")
+        return self
+
+
 class ActionsConfig(_Model):
     """What follows the changes of breakers."""
 
     webhooks: dict[str, WebhookConfig] = Field(default_factory=dict, description="By a name of your choice.")
     gates: dict[str, GateConfig] = Field(
         default_factory=dict, description="Gates in the kernel, by a name of your choice."
+    )
+    verbosity: dict[str, VerbosityConfig] = Field(
+        default_factory=dict, description="More traces, more log lines, by a name of your choice."
     )
     pins: Path | None = Field(
         Path("/sys/fs/bpf/otel-bridge"),
@@ -89,3 +111,9 @@ class ActionsConfig(_Model):
     scan_interval: PositiveDuration = Field(
         2.0, description="Time between two looks for namespaces of services that have a gate."
     )
+
+    @property
+    def highest_sampling_rate(self) -> float:
+        """The most that any of them may ask of sampling; 0: none does."""
+        wanted = [found.sampling_rate or 0.0 for found in self.verbosity.values() if not found.dry_run]
+        return max(wanted, default=0.0)

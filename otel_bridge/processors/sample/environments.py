@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from otel_bridge.processors.sample.config import SampleConfig
     from otel_bridge.telemetry import Telemetry
     from otel_bridge.trace_ids import U8
+    from otel_bridge.verbosity import Verbosity
 
 _OTHER = "other"
 _OLDER_KEY = "deployment.environment"
@@ -31,7 +32,15 @@ class Environments:
         narrowest: the highest.
     """
 
-    def __init__(self, config: SampleConfig, columns: PlanBuilder, telemetry: Telemetry, now: float) -> None:
+    def __init__(
+        self,
+        config: SampleConfig,
+        columns: PlanBuilder,
+        telemetry: Telemetry,
+        now: float,
+        verbosity: Verbosity,
+    ) -> None:
+        self._verbosity = verbosity
         self._names = [_OTHER, *config.environments]
         rates = (config.rate, *config.environments.values())
         self._controllers = [RateController(rate, now) for rate in rates]
@@ -44,7 +53,8 @@ class Environments:
         self._rates = [-1.0] * len(self._names)
         self._thresholds: U8 = np.zeros(len(self._names), "<u8")
         bounds = [controller.bounds for controller in self._controllers]
-        self.widest: U8 = np.array([threshold_of(highest) for _, highest in bounds], "<u8")
+        most = verbosity.highest_rate
+        self.widest: U8 = np.array([threshold_of(max(highest, most)) for _, highest in bounds], "<u8")
         self.narrowest: U8 = np.array([threshold_of(lowest) for lowest, _ in bounds], "<u8")
 
     def adopt(self, older: Environments) -> None:
@@ -80,7 +90,7 @@ class Environments:
     def thresholds(self, now: float) -> U8:
         """The threshold of each environment's present rate."""
         for number, controller in enumerate(self._controllers):
-            rate = controller.rate(now)
+            rate = max(controller.rate(now), self._verbosity.sampling_rate)
             if rate != self._rates[number]:
                 self._rates[number] = rate
                 self._thresholds[number] = threshold_of(rate)

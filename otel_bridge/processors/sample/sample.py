@@ -12,6 +12,7 @@ from otel_bridge.processors.sample.environments import Environments
 from otel_bridge.processors.sample.reasons import KEEP, Reason, Reasons, first_of
 from otel_bridge.processors.sample.verdicts import ALWAYS, UNWANTED, Verdicts
 from otel_bridge.trace_ids import halves, randomness
+from otel_bridge.verbosity import Verbosity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -75,11 +76,17 @@ class Sample:
     """
 
     def __init__(
-        self, config: SampleConfig, columns: PlanBuilder, telemetry: Telemetry, clock: Clock
+        self,
+        config: SampleConfig,
+        columns: PlanBuilder,
+        telemetry: Telemetry,
+        clock: Clock,
+        verbosity: Verbosity | None = None,
     ) -> None:
         self.config = config
         self._clock = clock
-        self._environments = Environments(config, columns, telemetry, clock.monotonic())
+        verbosity = verbosity or Verbosity("info")
+        self._environments = Environments(config, columns, telemetry, clock.monotonic(), verbosity)
         self._reasons = Reasons(config.keep, columns)
         self._verdicts = Verdicts(config.remembered_traces)
         counter = telemetry.counter(catalog.SAMPLE_SPANS)

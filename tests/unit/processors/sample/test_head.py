@@ -13,8 +13,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from otel_bridge import catalog
 from otel_bridge.processors.sample.threshold import FULL, encoded, threshold_of
 from otel_bridge.testing import trace_request
+from otel_bridge.verbosity import Verbosity, Wish
 from otel_bridge.wire import sized
-from tests.support.sampling import Sampling, span, trace_id
+from tests.support.sampling import Sampling, span, trace_id, until_idle
 
 HALF = {"keep": None, "rate": {"curve": "fixed", "baseline": 0.5}}
 
@@ -221,3 +222,49 @@ async def test_adjusted_counts_over_an_hour():
     assert sent == 3600 * 140
     assert kept / sent == pytest.approx(0.052, abs=0.003)
     assert stood_for == pytest.approx(sent, rel=0.02)
+
+
+@pytest.mark.parametrize("keep", [None, {"wait": "1s"}])
+async def test_more_is_kept_while_somebody_wants_it(keep):
+    """At least so much, with the threshold that says so; afterwards as before."""
+    verbosity = Verbosity("info", highest_rate=0.75)
+    sampling = Sampling(
+        verbosity=verbosity, keep=keep, hold="memory", rate={"curve": "fixed", "baseline": 0.5}
+    )
+
+    async def left(number: int) -> dict[float, str]:
+        """Which of three traces leave, and with what."""
+        shares = (0.1, 0.3, 0.6)
+        before = set(sampling.left)
+        await sampling.send(*(span(share, number) for share in shares))
+        await sampling.clock.advance(2)
+        await until_idle()
+        found = {key: state for key, state in sampling.left.items() if key not in before}
+        return {
+            share: state
+            for share in shares
+            for key, state in found.items()
+            if key[0] == trace_id(share, number)
+        }
+
+    await sampling.pipeline.start()
+    await until_idle()
+    try:
+        assert await left(1) == {0.6: "ot=th:8"}
+        verbosity.want("action", "llama/8b", Wish(sampling_rate=0.75))
+        assert await left(2) == {0.3: "ot=th:4", 0.6: "ot=th:4"}
+        verbosity.want("action", "qwen", Wish(sampling_rate=0.25))
+        verbosity.release("action", "llama/8b")
+        assert await left(3) == {0.6: "ot=th:8"}, "never less than usual"
+    finally:
+        await sampling.pipeline.stop(1)
+
+
+async def test_a_trace_stays_whole_when_more_is_wanted_in_its_middle():
+    """It is judged by the rate at its first span."""
+    verbosity = Verbosity("info", highest_rate=1.0)
+    sampling = Sampling(verbosity=verbosity, **HALF)
+    await sampling.send(span(0.3))
+    verbosity.want("action", "llama/8b", Wish(sampling_rate=1.0))
+    await sampling.send(span(0.3), span(0.2, 1))
+    assert sampling.traces == {trace_id(0.2, 1)}
