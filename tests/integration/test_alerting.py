@@ -81,6 +81,7 @@ async def test_the_composite_reaches_a_webhook_once_and_resolves(tmp_path):
             service.rules.take(failed_allocation())
             await asyncio.sleep(2)
             assert not webhook.payloads
+            service.rules.take(failed_allocation())
             service.rules.take(handshakes(0.6, 0.7))
             [alert] = await until("the webhook is told", lambda: webhook.alerts("firing"))
             instance = f"127.0.0.1:{metrics}"

@@ -6,12 +6,14 @@ import http.server
 import json
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
 import urllib.error
 import urllib.request
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -120,7 +122,7 @@ class Bridge:
             data,
             {"Content-Type": "application/x-protobuf"},
         )
-        urllib.request.urlopen(request, timeout=10).close()
+        urllib.request.urlopen(request, timeout=60).close()
 
 
 @pytest.fixture
@@ -133,7 +135,7 @@ def bridge(tmp_path) -> Iterator[Bridge]:
 def get(url: str, **headers: str) -> tuple[int, Any, str]:
     shown = {name.replace("_", "-"): value for name, value in headers.items()}
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, headers=shown), timeout=10) as response:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=shown), timeout=60) as response:
             return response.status, response.headers, response.read().decode()
     except urllib.error.HTTPError as error:
         with error:
@@ -197,7 +199,7 @@ def test_a_gateway_refuses_while_open_and_comes_back_by_probes(tmp_path, bridge,
         assert 0 < int(headers["X-Retry-After"]) <= 4000
         assert backend.requests == before + 1
 
-        time.sleep(2.2)
+        eventually("the open time ended", lambda: _state(bridge) == "half_open")
         answers = [
             get(url, traceparent=f"00-{number:032x}-b7ad6b7169203331-01", **model)[0]
             for number in range(100, 120)
@@ -264,6 +266,18 @@ def test_tokens_are_settled_by_the_service_s_span(tmp_path):
         bridge.process.stop()
 
 
+def _state(bridge: Bridge) -> str:
+    """Of the only breaker."""
+    (found,) = json.loads(bridge.say("list", "--json"))["breakers"]
+    return found["state"]
+
+
+def _on_disk(file: Path) -> set[str]:
+    """The breakers that a restart would find."""
+    with closing(sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True)) as db:
+        return {target for (target,) in db.execute("SELECT target FROM breakers")}
+
+
 def _answers(url: str) -> bool:
     try:
         return get(url)[0] == 200
@@ -306,7 +320,8 @@ def test_kill_9_and_back(tmp_path):
     first = Bridge(tmp_path)
     first.say("disable", "llama/8b", "--reason", "drill", "--name", "alice")
     first.say("open", "qwen", "--reason", "drill")
-    time.sleep(0.2)
+    # Written behind: nobody waits for the disk.
+    eventually("both are on disk", lambda: _on_disk(tmp_path / "control.sqlite") == {"llama/8b", "qwen"})
     first.process.stop(9)
     second = Bridge(tmp_path)
     try:

@@ -54,7 +54,8 @@ class Replica:
         self.telemetry = Telemetry()
         redis_config = {
             "url": f"redis://127.0.0.1:{port}/0",
-            "timeout": "200ms",
+            # A busy machine is no lost Redis: only the test of a silent one has it short.
+            "timeout": "30s",
             "sync_interval": "200ms",
         } | config.pop("redis", {})
         self.control = Control(
@@ -89,7 +90,7 @@ class Replica:
     def well(self, trace: str) -> None:
         self.control.sources.take_calls(KEY, calls(self.clock, 0.1, traces=[trace]), 1)
 
-    async def words(self) -> list[str]:
+    def words(self) -> list[str]:
         return [entry.cause for entry in self.control.store.history(None, 1000)]
 
 
@@ -142,11 +143,14 @@ async def test_a_new_replica_takes_over_the_end(redis, tmp_path):
     first = Replica(redis.port, tmp_path, "a")
     async with replicas(first):
         first.trip()
-        await asyncio.sleep(0.3)
+        await until(lambda: redis.command("EXISTS", f"otel-bridge:breaker:{KEY}") == "1")
         second = Replica(redis.port, tmp_path, "b", ShiftedClock(wall=-3600, monotonic=5000))
+        before = time.monotonic()
         async with replicas(second):
+            # Redis was asked for its time meanwhile.
+            took = time.monotonic() - before
             assert second.state == "open"
-            assert second.remaining == pytest.approx(first.remaining, abs=0.05)
+            assert second.remaining == pytest.approx(first.remaining, abs=0.05 + took)
             assert (await second.control.history(KEY, 10))[0].cause == "slow_calls"
 
 
@@ -156,13 +160,18 @@ async def test_flushall_is_mended(redis, tmp_path):
     async with replicas(*members):
         members[0].trip()
         await until(lambda: members[1].state == "open")
-        end = members[1].remaining
+        end, before = members[1].remaining, time.monotonic()
         redis.command("FLUSHALL")
+
+        def written_back() -> int:
+            return sum(member.words().count("written_back") for member in members)
+
+        await until(written_back)
+        # Time for the other one to say it as well.
         await asyncio.sleep(1)
         assert [member.state for member in members] == ["open", "open"]
-        assert members[1].remaining == pytest.approx(end - 1, abs=0.3)
-        words = [word for member in members for word in await member.words()]
-        assert words.count("written_back") == 1
+        assert members[1].remaining == pytest.approx(end - (time.monotonic() - before), abs=0.3)
+        assert written_back() == 1
         third = Replica(redis.port, tmp_path, "c")
         async with replicas(third):
             assert third.state == "open"
@@ -182,13 +191,14 @@ async def test_a_lost_redis_hinders_no_decision(redis, tmp_path):
         assert members[0].telemetry.value(catalog.CONTROL_STORE_UP, store="redis") == 0
         redis.start()
         await until(lambda: members[1].state == "open")
-        assert (await members[0].words()).count("cut_off") == 1
-        assert (await members[0].words()).count("reached") == 1
+        assert members[0].words().count("cut_off") == 1
+        assert members[0].words().count("reached") == 1
 
 
 async def test_a_redis_that_swallows_packets(redis, tmp_path):
     """Stopped, not closed: time-outs instead of refusals; permits are given locally then."""
-    member = Replica(redis.port, tmp_path, "a", policies=[{"open_time": "300ms"}])
+    settings = {"policies": [{"open_time": "300ms"}], "redis": {"timeout": "200ms"}}
+    member = Replica(redis.port, tmp_path, "a", **settings)
     async with replicas(member):
         member.trip()
         await until(lambda: member.state == "half_open")
@@ -199,7 +209,8 @@ async def test_a_redis_that_swallows_packets(redis, tmp_path):
             decisions = await asyncio.gather(
                 *(member.control.decider.decide(KEY, trace(number)) for number in range(200))
             )
-            assert time.monotonic() - before < 3
+            # One after the other they would wait for 40 s.
+            assert time.monotonic() - before < 20
             assert sum(decision.allow for decision in decisions) == 5
             assert member.control.board.replicas.cut_off
         finally:
@@ -218,7 +229,7 @@ async def test_when_cut_off_as_configured(redis, tmp_path, rule, allow):
             decision = member.control.decider.decide_here(key, "")
             assert decision.allow is allow
             assert decision.degraded
-        assert (await member.words()).count("cut_off") == 1
+        assert member.words().count("cut_off") == 1
     redis.start()
 
 

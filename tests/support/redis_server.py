@@ -46,7 +46,7 @@ class Redis:
             cwd=self.directory,
             stdout=subprocess.DEVNULL,
         )
-        end = time.monotonic() + 10
+        end = time.monotonic() + 60
         while time.monotonic() < end:
             with socket.socket() as probe:
                 if probe.connect_ex(("127.0.0.1", self.port)) == 0:
