@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -78,6 +78,32 @@ def hogs(count: int) -> Iterator[None]:
         for process in running:
             process.kill()
             process.wait()
+
+
+@contextmanager
+def two_places() -> Iterator[tuple[set[int], set[int]]]:
+    """The last CPU, and the others, where this process and those it starts run; the same with one."""
+    every = os.sched_getaffinity(0)
+    one = {max(every)}
+    others = every - one or one
+    os.sched_setaffinity(0, others)
+    try:
+        yield one, others
+    finally:
+        os.sched_setaffinity(0, every)
+
+
+def move(pid: int, cpus: set[int]) -> None:
+    """Let the threads of a process, and those they start from now on, run on these CPUs alone."""
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(ProcessLookupError):  # it has ended
+            os.sched_setaffinity(int(task.name), cpus)
+
+
+def cpu_of(pid: int) -> float:
+    """Seconds that all threads of a process have run so far, those that ended included."""
+    # The process's CPU clock, as clock_getcpuclockid(3) makes its number.
+    return time.clock_gettime_ns(~pid << 3 | 2) / 1e9
 
 
 class ReclaimTrace:

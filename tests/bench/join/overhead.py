@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import statistics
+import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import psutil
 import yaml
 from rich.table import Table
 
-from tests.bench.join import clients
+from tests.bench.join import clients, costs, machine
 from tests.bench.join.children import child, make_files, peers, workplace
 from tests.bench.join.children import server as serving
 from tests.support.sinks import GrpcSink
@@ -25,6 +26,11 @@ if TYPE_CHECKING:
 
 LEVEL = 0.03
 """The most of a busy server's throughput that the default probes may take."""
+
+
+CONFIDENCE = 0.95
+_SETTLE = 0.5
+"""Seconds of load before each round: what loading and unloading the probes takes is no part of it."""
 
 
 @dataclass(frozen=True)
@@ -49,30 +55,53 @@ class Overhead:
     Attributes:
         off: without.
         on: with; each right after, or before, its companion.
-        costs: by probe, in a round of its own: nanoseconds and runs of its programs, records handed over.
-        events: requests of that round.
+        costs: by probe, in a round of its own.
     """
 
     off: list[Round]
     on: list[Round]
-    costs: dict[str, tuple[int, int, int]]
-    requests: int
+    costs: costs.Costs
+
+    def losses(self, what: str) -> list[float]:
+        """For each pair the fraction by which the probes make it worse."""
+        pairs = zip(self.on, self.off, strict=True)
+        if what == "rate":
+            return [1 - on.rate / off.rate for on, off in pairs]
+        return [getattr(on, what) / getattr(off, what) - 1 for on, off in pairs]
 
     def loss(self, what: str) -> float:
-        """Fraction by which the probes make it worse: the median over pairs."""
-        ratios = [getattr(on, what) / getattr(off, what) for on, off in zip(self.on, self.off, strict=True)]
-        change = statistics.median(ratios) - 1
-        return -change if what == "rate" else change
+        """The median of them: one round that something else disturbed does not move it."""
+        return statistics.median(self.losses(what))
 
-    def spread(self, what: str) -> float:
-        """Half the distance between the quartiles of the pairs' ratios: the machine's other work."""
-        ratios = [getattr(on, what) / getattr(off, what) for on, off in zip(self.on, self.off, strict=True)]
-        low, _, high = statistics.quantiles(ratios, n=4)
-        return (high - low) / 2
+    @property
+    def bridge_cpu(self) -> float:
+        """Seconds a request that the bridge takes for kernel events: the median over pairs."""
+        return statistics.median(
+            on.bridge_cpu - off.bridge_cpu for on, off in zip(self.on, self.off, strict=True)
+        )
+
+
+def interval(values: list[float], confidence: float = CONFIDENCE) -> tuple[float, float]:
+    """Where the median of what the values were drawn from lies, whatever its distribution.
+
+    By the binomial distribution of how many values lie below it; fewer than six are too few for 95 %, and it
+    lies among them with less.
+    """
+    ordered, count = sorted(values), len(values)
+    outside, left_out = 0.0, 0
+    while left_out < count // 2:
+        outside += 2 * math.comb(count, left_out) / 2**count
+        if outside > 1 - confidence:
+            break
+        left_out += 1
+    left_out = max(0, left_out - 1)
+    return ordered[left_out], ordered[count - 1 - left_out]
 
 
 def run(server: str, *, rounds: int, seconds: float) -> Overhead:
     """Load one server; this process must have entered a network namespace.
+
+    The server has a CPU to itself where there are two, so that it is the server that the probes slow down.
 
     Args:
         server: which.
@@ -80,6 +109,7 @@ def run(server: str, *, rounds: int, seconds: float) -> Overhead:
         seconds: of each round.
     """
     with ExitStack() as stack:
+        for_server, for_others = stack.enter_context(machine.two_places())
         directory = stack.enter_context(workplace())
         files = make_files(directory)
         addresses = stack.enter_context(peers(directory))
@@ -87,16 +117,18 @@ def run(server: str, *, rounds: int, seconds: float) -> Overhead:
         config = _configuration(directory, sink)
         bridge = stack.enter_context(child("switched_bridge", str(config)))
         process, port = stack.enter_context(serving(server, int(bridge.line()), addresses, files))
+        machine.move(process.pid, for_server)
         load = Load(server, port, process, bridge, seconds)
-        load.round()  # warms up
         off: list[Round] = []
         on: list[Round] = []
         for number in range(rounds):
             # In turns, so that whatever grows or shrinks over time meets both.
             for with_probes in (number % 2 == 0, number % 2 != 0):
                 (on if with_probes else off).append(load.with_probes() if with_probes else load.round())
-        costs, requests = load.timed()
-        return Overhead(off, on, costs, requests)
+        machine.move(process.pid, for_server | for_others)
+        return Overhead(
+            off, on, costs.measure(server, port, (process, bridge), directory=directory, seconds=seconds)
+        )
 
 
 class Load:
@@ -111,11 +143,15 @@ class Load:
 
     def round(self) -> Round:
         """As things are."""
-        before = [_cpu(one.pid) for one in (self._process, self._bridge)]
+        clients.flood(self._server, self._port, _SETTLE)
+        began, before = time.monotonic(), self._cpu()
         requests = clients.flood(self._server, self._port, self._seconds)
-        after = [_cpu(one.pid) for one in (self._process, self._bridge)]
+        took, after = time.monotonic() - began, self._cpu()
         server, bridge = ((later - earlier) / requests for earlier, later in zip(before, after, strict=True))
-        return Round(requests / self._seconds, server, bridge)
+        return Round(requests / took, server, bridge)
+
+    def _cpu(self) -> list[float]:
+        return [machine.cpu_of(one.pid) for one in (self._process, self._bridge)]
 
     def with_probes(self) -> Round:
         """With the default probes, which are loaded before and unloaded after."""
@@ -124,19 +160,6 @@ class Load:
             return self.round()
         finally:
             self._bridge.ask("off")
-
-    def timed(self) -> tuple[dict[str, tuple[int, int, int]], int]:
-        """By probe, nanoseconds, runs and records of a round; and how many requests that was."""
-        self._bridge.ask(f"timed {self._process.pid}")
-        requests = clients.flood(self._server, self._port, self._seconds)
-        costs = {name: tuple(numbers) for name, numbers in self._bridge.ask("costs").items()}
-        self._bridge.ask("off")
-        return costs, requests
-
-
-def _cpu(pid: int) -> float:
-    times = psutil.Process(pid).cpu_times()
-    return float(times.user + times.system)
 
 
 def _configuration(directory: Path, sink: GrpcSink) -> Path:
@@ -164,28 +187,25 @@ def show(console: Console, results: dict[str, Overhead]) -> None:
             table.add_row(
                 server, name, f"{medians[0]:,.0f}", *(f"{cpu * 1e6:,.0f} µs" for cpu in medians[1:])
             )
-        loss, cpu = (
-            f"{result.loss(what):+.1%} ± {result.spread(what):.1%}" for what in ("rate", "server_cpu")
-        )
-        table.add_row(server, "loss", loss, cpu, end_section=True)
+        cells = (_said(result, "rate"), _said(result, "server_cpu"), f"{result.bridge_cpu * 1e6:+,.0f} µs")
+        table.add_row(server, "loss", *cells, end_section=True)
     console.print(table)
-    table = Table("server", "probe", "ns/event", "events/request", "ns/request", "records/request")
-    for server, result in results.items():
-        for probe, (nanoseconds, runs, records) in result.costs.items():
-            if runs:
-                each, often, told = nanoseconds / runs, runs / result.requests, records / result.requests
-                numbers = (f"{each:,.0f}", f"{often:,.1f}", f"{each * often:,.0f}", f"{told:,.2f}")
-                table.add_row(server, probe, *numbers)
-        table.add_section()
-    console.print(table)
+    console.print(
+        f"loss: median of {len(next(iter(results.values())).on)} pairs, and where it lies with "
+        f"{CONFIDENCE:.0%}; level {LEVEL:.0%} of the requests"
+    )
+    costs.show(console, {server: result.costs for server, result in results.items()})
+
+
+def _said(result: Overhead, what: str) -> str:
+    low, high = interval(result.losses(what))
+    return f"{result.loss(what):+.1%} ({low:+.1%} to {high:+.1%})"
 
 
 def figures_of(results: dict[str, Overhead]) -> dict[str, float]:
-    """The loss of the server that loses most; nanoseconds an event of each probe, over all servers."""
-    found = {"kernel.throughput_loss": max(result.loss("rate") for result in results.values())}
-    for probe in sorted({probe for result in results.values() for probe in result.costs}):
-        each = [result.costs[probe] for result in results.values() if probe in result.costs]
-        nanoseconds, runs, _ = (sum(numbers) for numbers in zip(*each, strict=True))
-        if runs:
-            found[f"kernel.{probe}.ns_per_event"] = nanoseconds / runs
-    return found
+    """Of the server that loses most; nanoseconds an event of each probe, over all servers."""
+    return {
+        "kernel.throughput_loss": max(result.loss("rate") for result in results.values()),
+        "kernel.server_cpu_loss": max(result.loss("server_cpu") for result in results.values()),
+        "kernel.bridge_us_a_request": max(result.bridge_cpu for result in results.values()) * 1e6,
+    } | costs.figures_of([result.costs for result in results.values()])

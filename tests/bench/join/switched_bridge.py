@@ -3,8 +3,8 @@
 python -m tests.bench.join.switched_bridge CONFIG
 
 Prints its OTLP port, then does what each line of its input says and answers with a line of JSON: `on PID`
-loads the default probes and waits until that process is followed, `timed PID` has the kernel time them as
-well, `costs` tells what they took so far, `off` unloads them.
+loads the default probes and waits until that process is followed, `timed PID` loads all there are and has the
+kernel time them, `costs` tells what they took so far, `off` unloads them.
 """
 
 from __future__ import annotations
@@ -24,6 +24,21 @@ from otel_bridge.settings import load
 from otel_bridge.telemetry import configure_logging
 
 _PATIENCE = 20.0
+_ALL_PROBES = {
+    "tls_requests": {"enabled": True},
+    # One field that is read from a register, as most are.
+    "user": {
+        "functions": [
+            {
+                "name": "bench.allocate",
+                "library": "libcuda\\.so.*",
+                "symbol": "cuMemAlloc_v2",
+                "fields": {"bytes": {"argument": 2, "type": "u64"}},
+            }
+        ]
+    },
+}
+"""Besides those that are on by default."""
 
 
 class Switch:
@@ -36,8 +51,9 @@ class Switch:
 
     def on(self, pid: str, *, timed: bool = False) -> bool:
         """Load the probes."""
+        probes = _ALL_PROBES if timed else {}
         config = KernelConfig.model_validate(
-            {"mode": "required", "drop_privileges": False, "run_statistics": timed}
+            {"mode": "required", "drop_privileges": False, "run_statistics": timed, "probes": probes}
         )
         monitor = KernelMonitor(config, self._service.pipeline, self._service.telemetry, SystemClock())
         monitor.open()
@@ -52,7 +68,7 @@ class Switch:
         return True
 
     def timed(self, pid: str) -> bool:
-        """Load the probes, and have the kernel time them."""
+        """Load all probes, and have the kernel time them."""
         return self.on(pid, timed=True)
 
     def costs(self) -> dict[str, tuple[int, int, int]]:
