@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import random
@@ -139,23 +140,51 @@ def test_sigterm_delivers_what_is_in_flight(tmp_path):
 
 
 def test_sighup_reloads_without_dropping_a_connection(tmp_path):
-    """The same channel sees the old rules, then the new; a broken file changes nothing."""
+    """The same connections see the old rules, then the new; a broken file changes nothing.
+
+    The HTTP connection may not be opened again, and a gRPC request that is under way is answered.
+    """
+    vllm = trace_request(
+        [{"name": "llm_request", "attributes": {"gen_ai.usage.prompt_tokens": 3}}],
+        resource={"service.name": "vllm"},
+    )
     with (
         GrpcSink() as sink,
         running(Bridge(tmp_path, to(sink))) as bridge,
         closing(channel_to(bridge)) as channel,
+        closing(http.client.HTTPConnection("127.0.0.1", bridge.http_port, timeout=10)) as connection,
     ):
-        export(channel, trace_request([CHAT]))
-        bridge.config.write_text(bridge.config.read_text() + "processors: {redact: {content: keep}}\n")
-        bridge.child.send_signal(signal.SIGHUP)
-        eventually("the reload is logged", lambda: "configuration reloaded" in bridge.output())
-        export(channel, trace_request([CHAT]))
-        bridge.config.write_text("receivers: 5\n")
-        bridge.child.send_signal(signal.SIGHUP)
-        eventually("the refusal is logged", lambda: "reload refused" in bridge.output())
-        export(channel, trace_request([CHAT]))
-        kept = ["http.request.body" in attributes_of(span.attributes) for span in sink.spans()]
-    assert kept == [False, True, True]
+        connection.connect()
+        connection.auto_open = 0
+
+        def post() -> None:
+            connection.request("POST", "/v1/traces", vllm, {"Content-Type": "application/x-protobuf"})
+            answer = connection.getresponse()
+            assert (answer.status, answer.read()) == (200, b"")
+
+        def reload(text: str, said: str) -> None:
+            bridge.config.write_text(text)
+            bridge.child.send_signal(signal.SIGHUP)
+            eventually("the reload is logged", lambda: said in bridge.output())
+
+        whole = bridge.config.read_text()
+        post()
+        sink.black_hole.set()
+        under_way = channel.unary_unary(f"/{SERVICES['traces']}/Export").future(vllm, timeout=20)
+        eventually(
+            "the request is taken in",
+            lambda: bridge.total("otel_bridge_processor_incoming_items_total") == 2,
+        )
+        reload(whole + "processors: {enrich: {models: {vllm: tiny}}}\n", "configuration reloaded")
+        sink.black_hole.clear()
+        assert under_way.result() == b""
+        post()
+        reload("receivers: 5\n", "reload refused")
+        post()
+        export(channel, vllm)
+        eventually("all are delivered", lambda: len(sink.spans()) == 5)
+        models = [attributes_of(span.attributes).get("llm.model.id") for span in sink.spans()]
+    assert models == [None, None, "tiny", "tiny", "tiny"]
 
 
 def test_a_port_in_use_is_an_error_that_helps(tmp_path):
