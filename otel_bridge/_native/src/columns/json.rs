@@ -567,24 +567,32 @@ fn quote(text: &[u8]) -> Option<usize> {
 
 /// How many escapes there are, if all of them are the one that prompts are full of.
 fn only_line_ends(text: &[u8]) -> Option<usize> {
-    // As many as a byte can count, without an exit: the compiler makes wide instructions of it.
-    const MOST: usize = u8::MAX as usize;
-    let (mut escapes, mut line_ends) = (0, 0);
+    // So many bytes at once, each with its own counter, without an exit: the compiler makes wide instructions of it.
+    const WIDE: usize = 64;
+    const MOST: usize = u8::MAX as usize; // that a counter holds
     let next = text.get(1..).unwrap_or_default();
-    for (here, next) in text
-        .chunks(MOST)
-        .zip(next.chunks(MOST).chain([[].as_slice()]))
-    {
-        let backslashes = here
+    let (whole, rest) = text.split_at(next.len() / WIDE * WIDE);
+    let mut escapes = 0;
+    let mut others = [0; WIDE];
+    for (here, next) in whole.chunks(WIDE * MOST).zip(next.chunks(WIDE * MOST)) {
+        let mut counts = [0_u8; WIDE];
+        for (here, next) in here.chunks_exact(WIDE).zip(next.chunks_exact(WIDE)) {
+            for (at, (here, next)) in here.iter().zip(next).enumerate() {
+                let escape = u8::from(*here == b'\\').wrapping_neg();
+                counts[at] = counts[at].wrapping_sub(escape);
+                others[at] |= escape & u8::from(*next != b'n').wrapping_neg();
+            }
+        }
+        escapes += counts
             .iter()
-            .fold(0, |sum, &byte| sum + u8::from(byte == b'\\'));
-        let pairs = here.iter().zip(next).fold(0, |sum, (&byte, &next)| {
-            sum + (u8::from(byte == b'\\') & u8::from(next == b'n'))
-        });
-        escapes += usize::from(backslashes);
-        line_ends += usize::from(pairs);
+            .map(|count| usize::from(*count))
+            .sum::<usize>();
     }
-    (escapes == line_ends).then_some(escapes)
+    for (at, _) in rest.iter().enumerate().filter(|(_, here)| **here == b'\\') {
+        escapes += 1;
+        others[0] |= u8::from(rest.get(at + 1) != Some(&b'n'));
+    }
+    (others == [0; WIDE]).then_some(escapes)
 }
 
 const UNICODE_ESCAPE: usize = 6; // \uXXXX
@@ -715,6 +723,39 @@ mod tests {
                     &text[..end]
                 );
             }
+        }
+    }
+
+    #[test]
+    fn line_ends_are_counted_wherever_they_stand() {
+        // Around what is looked at as one, and what a counter holds.
+        for len in (0..200).chain(16_300..16_330).chain([40_000]) {
+            let all: Vec<u8> = b"\\n".iter().copied().cycle().take(2 * (len / 2)).collect();
+            assert_eq!(only_line_ends(&all), Some(len / 2), "{len}");
+            for at in [
+                0,
+                1,
+                62,
+                63,
+                64,
+                65,
+                127,
+                128,
+                len / 2,
+                len.saturating_sub(2),
+            ] {
+                if at + 2 > len {
+                    continue;
+                }
+                let mut text = vec![b'n'; len];
+                text[at] = b'\\';
+                assert_eq!(only_line_ends(&text), Some(1), "{at} of {len}");
+                text[at + 1] = b't';
+                assert_eq!(only_line_ends(&text), None, "{at} of {len}");
+            }
+            let mut cut = vec![b'n'; len];
+            cut.push(b'\\');
+            assert_eq!(only_line_ends(&cut), None, "{len}");
         }
     }
 
