@@ -24,7 +24,7 @@ _HEAD = re.compile(
     rb"GET (/[!-~]*) HTTP/1\.1\r\n((?:[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t -~\x80-\xff]*\r\n)*)\r\n"
 )
 _LONGEST = 16 << 10
-"""Bytes that are looked at; more than that at once is nobody's plain question."""
+"""Bytes of one question that are looked at; a longer one is aiohttp's."""
 _LEFT_TO_AIOHTTP = frozenset({"content-length", "transfer-encoding", "expect", "upgrade"})
 _NO_CONTENT = HTTPStatus.NO_CONTENT.value
 
@@ -75,7 +75,7 @@ class DirectConnection(Connection):
         """Bytes came; asyncio calls this."""
         at = 0
         while self._plain and at < len(data):
-            head = _HEAD.match(data, at) if len(data) <= _LONGEST else None
+            head = _HEAD.match(data, at, at + _LONGEST)
             headers = _headers(head[2]) if head is not None else None
             if head is None or headers is None:
                 # Where the next request begins is known to aiohttp alone from now on.

@@ -130,6 +130,8 @@ async def load(port: int, seconds: float) -> np.ndarray:
         for _ in range(CONNECTIONS)
     ]
     requests = [request(number) for number in range(RATE)]
+    gc.collect()
+    gc.freeze()  # a pause of the client would count as one of the server
     total = int(RATE * (WARM_UP + seconds))
     start = time.perf_counter()
     sent = 0

@@ -90,13 +90,17 @@ async def test_every_other_form_is_aiohttp_s(monkeypatch, asked):
 async def test_a_question_in_pieces(monkeypatch):
     """Is put together by aiohttp; the connection goes on."""
     seen = requests_of_aiohttp(monkeypatch)
-    async with connected() as (_, reader, writer):
-        data = question() * 2
-        for byte in range(len(data)):
-            writer.write(data[byte : byte + 1])
-            await writer.drain()
+    async with served() as ask:
+        reader, writer = await asyncio.open_connection("127.0.0.1", ask.server.port)
+        [connection] = await eventually_connections(ask.server)
+        data = question()
+        writer.write(data[:40])
+        while connection._header_timer is None:  # noqa: ASYNC110 (nothing tells of it)
+            await asyncio.sleep(0)
+        writer.write(data[40:] + data)
         assert all(head.startswith(ANSWERED) for head in await heads(reader, 2))
-    assert seen
+        writer.close()
+    assert len(seen) == 2
 
 
 @pytest.mark.parametrize("count", [2, 70, 997])
