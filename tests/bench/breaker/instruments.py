@@ -17,7 +17,7 @@ from standardwebhooks import Webhook
 
 from tests.bench.breaker.children import INSTRUMENT, go_first, say
 
-KNOCK_PAUSE = 100e-6
+KNOCK_PAUSE = 200e-6
 """Seconds between two knocks at the kernel's gate; it is in the figure."""
 GATEWAY_PAUSE = 500e-6
 STEADY_PAUSE = 0.05
