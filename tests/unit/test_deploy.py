@@ -17,9 +17,15 @@ from tests.support.processes import ROOT, collector_binary, needs_command
 
 DEPLOY = ROOT / "deploy"
 KUBERNETES = ("1.29", "1.31", "1.33")
-NEEDED = {"BPF", "PERFMON", "SYS_PTRACE", "DAC_READ_SEARCH", "CHECKPOINT_RESTORE"}
+KERNEL = {"BPF", "PERFMON", "SYS_PTRACE", "DAC_READ_SEARCH", "CHECKPOINT_RESTORE"}
 """Of the kernel component; otel_bridge/kernel/README.md says what each is for."""
-VARIANTS = ("node-agent", "node-agent-kernel")
+NEEDED = {"node-agent": set(), "node-agent-kernel": KERNEL, "node-agent-gates": KERNEL | {"NET_ADMIN"}}
+DROP_INS = {
+    "kernel": KERNEL,
+    "gates": {"BPF", "PERFMON", "NET_ADMIN", "SYS_PTRACE", "DAC_READ_SEARCH"},
+}
+"""Of the systemd unit; tests/kernel/test_gate_privileges.py tries those of gates."""
+VARIANTS = tuple(NEEDED)
 OPERATORS = {"PodMonitor", "ServiceMonitor"}
 """Kinds whose schemas are their operators', not Kubernetes's."""
 
@@ -66,10 +72,10 @@ def test_every_container_has_the_least_it_needs(name):
     pod = daemon_set(name)
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     assert pod["automountServiceAccountToken"] is False
-    assert pod.get("hostPID", False) is (name == "node-agent-kernel")
+    assert pod.get("hostPID", False) is bool(NEEDED[name])
     assert not pod.get("hostNetwork", False)
     for container in pod["containers"]:
-        allowed = NEEDED if (name, container["name"]) == ("node-agent-kernel", "bridge") else set()
+        allowed = NEEDED[name] if container["name"] == "bridge" else set()
         context = container["securityContext"]
         assert context["allowPrivilegeEscalation"] is False
         assert context["readOnlyRootFilesystem"] is True
@@ -105,8 +111,25 @@ def test_the_bridge_takes_its_environment(name, monkeypatch):
         value = variable.get("value", "10.0.0.7").replace("$(POD_IP)", "10.0.0.7")
         monkeypatch.setenv(variable["name"], value)
     settings = load(DEPLOY / "kubernetes" / "base" / "bridge.yaml")
-    assert settings.kernel.mode == ("auto" if name == "node-agent-kernel" else "off")
+    assert settings.kernel.mode == ("auto" if NEEDED[name] else "off")
+    assert settings.control.enabled is (name == "node-agent-gates")
     assert str(settings.service.telemetry.metrics.endpoint) == "10.0.0.7:9464"
+
+
+def test_gates_find_a_place_for_their_pins_and_their_socket(monkeypatch):
+    """Both are on volumes that can be written; bpffs is the node's own, and of all variants theirs alone."""
+    pod = daemon_set("node-agent-gates")
+    (bridge,) = [one for one in pod["containers"] if one["name"] == "bridge"]
+    writable = {one["mountPath"]: one["name"] for one in bridge["volumeMounts"] if not one.get("readOnly")}
+    for variable in bridge["env"]:
+        monkeypatch.setenv(variable["name"], variable.get("value", "10.0.0.7"))
+    control = load().control
+    places = [control.actions.pins, control.operators.socket]
+    assert all(any(place.is_relative_to(mount) for mount in writable) for place in places)
+    (volume,) = [one for one in pod["volumes"] if one["name"] == writable["/sys/fs/bpf"]]
+    assert volume["hostPath"] == {"path": "/sys/fs/bpf", "type": "Directory"}
+    for name in ("node-agent", "node-agent-kernel"):
+        assert "/sys/fs/bpf" not in str(daemon_set(name))
 
 
 @pytest.mark.collector
@@ -133,16 +156,20 @@ def test_images_are_named_alike():
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
-@pytest.mark.parametrize("kernel", [False, True], ids=["plain", "kernel"])
-def test_the_unit_is_a_good_one(tmp_path, kernel):
-    """By systemd's own check, with a program in the place of the bridge, and with the drop-in."""
+@pytest.mark.parametrize(
+    "drop_ins",
+    [(), ("kernel",), ("gates",), ("kernel", "gates")],
+    ids=lambda found: "+".join(found) or "plain",
+)
+def test_the_unit_is_a_good_one(tmp_path, drop_ins):
+    """By systemd's own check, with a program in the place of the bridge, and with the drop-ins."""
     unit = tmp_path / "otel-bridge.service"
     text = (DEPLOY / "systemd" / "otel-bridge.service").read_text()
     unit.write_text(text.replace("/opt/otel-bridge/bin/otel-bridge", "/bin/true"))
-    if kernel:
-        drop_in = tmp_path / "otel-bridge.service.d"
-        drop_in.mkdir()
-        shutil.copy(DEPLOY / "systemd" / "otel-bridge-kernel.conf", drop_in / "kernel.conf")
+    folder = tmp_path / "otel-bridge.service.d"
+    folder.mkdir()
+    for name in drop_ins:
+        shutil.copy(DEPLOY / "systemd" / f"otel-bridge-{name}.conf", folder / f"{name}.conf")
     environment = {**os.environ, "SYSTEMD_UNIT_PATH": f"{tmp_path}:"}
     done = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", unit],
@@ -154,12 +181,13 @@ def test_the_unit_is_a_good_one(tmp_path, kernel):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_drop_in_names_the_same_capabilities():
-    """Those of the pod are those of the unit."""
-    text = (DEPLOY / "systemd" / "otel-bridge-kernel.conf").read_text()
+@pytest.mark.parametrize("name", DROP_INS)
+def test_a_drop_in_names_the_least_capabilities(name):
+    """Those of kernel probes are those of the pod."""
+    text = (DEPLOY / "systemd" / f"otel-bridge-{name}.conf").read_text()
     for key in ("CapabilityBoundingSet", "AmbientCapabilities"):
         (names,) = re.findall(rf"^{key}=(.*)$", text, re.MULTILINE)
-        assert {name.removeprefix("CAP_") for name in names.split()} == NEEDED
+        assert {found.removeprefix("CAP_") for found in names.split()} == DROP_INS[name]
 
 
 def test_the_compose_file_mounts_what_there_is():
