@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from otel_bridge.columns import any_of
 from otel_bridge.rules.terms import OPERATORS, Comparison, Dimension, in_unit
 
 if TYPE_CHECKING:
@@ -135,6 +136,8 @@ class Level:
         """Take in items that count, each with its group's row; `values` is the field that is added up."""
         buckets = times // self.step
         size = self._sums.shape[2]
+        if self._add_alike(rows, buckets, hits, values):
+            return
         fresh = (buckets > self._head - size) & (buckets <= self._head)
         if not fresh.all():
             rows, buckets, hits = rows[fresh], buckets[fresh], hits[fresh]
@@ -151,6 +154,29 @@ class Level:
             self._now[which] += inside
             if self._before:
                 self._earlier[which] += np.bincount(rows, weight, groups) - inside
+
+    def _add_alike(
+        self,
+        rows: NDArray[np.intp],
+        buckets: NDArray[np.int64],
+        hits: NDArray[np.bool_],
+        values: NDArray[np.float64] | None,
+    ) -> bool:
+        """Take in items of one group and one step, as most batches are; False where they are not."""
+        row, bucket = rows[0], buckets[0]
+        if any_of(buckets != bucket) or any_of(rows != row):
+            return False
+        size = self._sums.shape[2]
+        if not self._head - size < bucket <= self._head:
+            return True
+        amounts = [float(np.count_nonzero(hits)), float(len(rows))]
+        if values is not None:
+            amounts.append(float(values[hits].sum()))
+        into = self._now if bucket > self._head - self.steps else self._earlier
+        for which, amount in enumerate(amounts):
+            self._sums[which, row, bucket % size] += amount
+            into[which, row] += amount
+        return True
 
     def truth(self, rows: NDArray[np.intp]) -> NDArray[np.int8]:
         """For each group's row whether the condition holds now: TRUE, FALSE, UNKNOWN."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
 from typing import TYPE_CHECKING, Any
@@ -10,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from otel_bridge.batch import STATUS_MESSAGE
-from otel_bridge.columns import Words
+from otel_bridge.columns import Words, any_of
 from otel_bridge.edits import Slices
 from otel_bridge.model import SpanKind
 from otel_bridge.rules.terms import OPERATORS, Comparison, in_unit
 from otel_bridge.rules.vocabulary import DURATION, KIND_NUMBERS, attribute_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from numpy.typing import NDArray
 
@@ -30,7 +31,7 @@ Key = tuple[str, ...]
 """The values of a rule's `by`, in its order; empty texts for what is missing."""
 
 
-class _View:
+class _View(ABC):
     """What several rules ask of one batch.
 
     Attributes:
@@ -68,22 +69,58 @@ class _View:
         """The distinct groups of all items, and for each item the index of its group."""
         found = self._groups.get(names)
         if found is None:
-            found = self._groups[names] = _distinct([self.key_texts(name) for name in names], len(self))
+            found = self._groups[names] = _combined([self.codes(name) for name in names], len(self))
         return found
 
-    def key_texts(self, name: str) -> Sequence[str]:
-        """A field as label values."""
-        raise NotImplementedError
+    @abstractmethod
+    def codes(self, name: str) -> Codes:
+        """A field as label values; empty where an item has none."""
 
 
-def _distinct(columns: list[Sequence[str]], count: int) -> tuple[list[Key], NDArray[np.intp]]:
+Codes = tuple[list[str], "NDArray[np.intp]"]
+"""Distinct values, and for each item the index of its own."""
+
+
+def _combined(columns: list[Codes], count: int) -> tuple[list[Key], NDArray[np.intp]]:
     if not columns:
         return [()], np.zeros(count, np.intp)
-    codes: dict[Key, int] = {}
-    inverse = np.fromiter(
-        (codes.setdefault(key, len(codes)) for key in zip(*columns, strict=True)), np.intp, count
-    )
-    return list(codes), inverse
+    values, inverse = columns[0]
+    keys: list[Key] = [(value,) for value in values]
+    for values, places in columns[1:]:
+        both, inverse = np.unique(inverse * len(values) + places, return_inverse=True)
+        keys = [
+            (*keys[left], values[right])
+            for left, right in zip(*(part.tolist() for part in np.divmod(both, len(values))), strict=True)
+        ]
+    return keys, inverse
+
+
+class _Coding:
+    """Puts label values of some items in place of nothing, each distinct one looked at once."""
+
+    def __init__(self, count: int) -> None:
+        self._of: dict[str, int] = {}
+        self._inverse = np.full(count, -1, np.intp)
+
+    def put(self, rows: Any, values: NDArray[Any], show: Callable[[int], str]) -> None:
+        """Items (`rows`) that have one; equal `values` are the same text, which `show` tells at one place."""
+        if not len(values):
+            return
+        if any_of(values != values[0]):
+            _, first, places = np.unique(values, return_index=True, return_inverse=True)
+            self._inverse[rows] = np.array([self._code(show(at)) for at in first.tolist()], np.intp)[places]
+        else:
+            self._inverse[rows] = self._code(show(0))
+
+    def done(self) -> Codes:
+        """All values, with the empty one where there is none."""
+        missing = self._inverse < 0
+        if any_of(missing):
+            self._inverse[missing] = self._code("")
+        return list(self._of), self._inverse
+
+    def _code(self, text: str) -> int:
+        return self._of.setdefault(text, len(self._of))
 
 
 class SpanColumns:
@@ -164,16 +201,19 @@ class SpanView(_View):
                 out[piece.rows] |= [pattern.fullmatch(text) is not None for text in _cut(piece)]
         return out
 
-    def key_texts(self, name: str) -> Sequence[str]:
+    def codes(self, name: str) -> Codes:
         """A field as label values; empty where an item has none."""
-        out = [""] * len(self)
+        coding = _Coding(len(self))
         values = self.numbers(name)
-        for row in np.flatnonzero(~np.isnan(values)).tolist():
-            out[row] = _shown(float(values[row]))
+        numeric = ~np.isnan(values)
+        if any_of(numeric):
+            known = values[numeric]
+            coding.put(numeric, known, lambda at: _shown(float(known[at])))
         for piece in self._texts(name):
-            for row, text in zip(piece.rows.tolist(), _cut(piece), strict=True):
-                out[row] = _decoded(text)
-        return out
+            # One slice is one text; those of a resource are the same slice for all its spans.
+            slices = piece.offs.astype(np.uint64) << np.uint64(32) | piece.lens
+            coding.put(piece.rows, slices, lambda at, piece=piece: _decoded(_cut_one(piece, at)))  # type: ignore[misc]
+        return coding.done()
 
     def trace_id(self, row: int) -> bytes:
         """A span's trace id."""
@@ -185,6 +225,11 @@ def _cut(piece: Slices) -> list[bytes]:
     return [
         data[off : off + size] for off, size in zip(piece.offs.tolist(), piece.lens.tolist(), strict=True)
     ]
+
+
+def _cut_one(piece: Slices, at: int) -> bytes:
+    off = int(piece.offs[at])
+    return piece.data[off : off + int(piece.lens[at])]
 
 
 @lru_cache(maxsize=4096)
@@ -257,14 +302,19 @@ class EventView(_View):
             return [_address(bytes(item)) for item in column]
         return [bytes(item) for item in column]
 
-    def key_texts(self, name: str) -> Sequence[str]:
+    def codes(self, name: str) -> Codes:
         """A field as label values; empty where an item has none."""
-        if name not in self._fields:
-            return [""] * len(self)
-        column = self._records[name]
-        if column.dtype.kind in "iu":
-            return [str(value) for value in column.tolist()]
-        return [text.decode(errors="replace") for text in self._texts(name)]
+        coding = _Coding(len(self))
+        if name in self._fields:
+            column = self._records[name]
+            if column.dtype.kind in "iu":
+                coding.put(slice(None), column, lambda at: str(int(column[at])))
+            else:
+                texts = self._texts(name)
+                places = {text: at for at, text in enumerate(dict.fromkeys(texts))}
+                numbers = np.array([places[text] for text in texts], np.intp)
+                coding.put(slice(None), numbers, lambda at: texts[at].decode(errors="replace"))
+        return coding.done()
 
     def trace_id(self, row: int) -> bytes:
         """The trace id of an event; empty when its span was not found."""
@@ -293,12 +343,15 @@ def compile_tests(
     """
     # The unit belongs to what is tested: another rule set may have declared another one.
     compiled = [
-        ((name, test, fields[name].unit), _compile(name, test, fields[name])) for name, test in tests.items()
+        ((name, test, fields[name].unit), _compile(name, test, fields[name]))
+        for name, test in sorted(tests.items(), key=lambda item: _reads_texts(item[1], fields[item[0]]))
     ]
 
     def mask(view: Any) -> NDArray[np.bool_] | None:
         out: NDArray[np.bool_] | None = None
         for key, one in compiled:
+            if out is not None and not any_of(out):
+                return out
             found = view.masks.get(key)
             if found is None:
                 found = view.masks[key] = one(view)
@@ -306,6 +359,13 @@ def compile_tests(
         return out
 
     return mask
+
+
+def _reads_texts(test: Test, field: Field) -> bool:
+    """Whether a test looks at texts, which costs the most: it comes last, when nothing else has failed."""
+    return not isinstance(test, Comparison) and any(
+        isinstance(value, str) and value not in field.names for value in test.values
+    )
 
 
 def _compile(name: str, test: Test, field: Field) -> Callable[[Any], NDArray[np.bool_]]:
