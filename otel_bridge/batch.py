@@ -142,6 +142,9 @@ class PlanBuilder:
         return Plan(tuple(self._slots), self._longer_than)
 
 
+_STRING, _BOOL, _INT, _DOUBLE = map(
+    int, (ValueType.STRING, ValueType.BOOL, ValueType.INT, ValueType.DOUBLE)
+)  # NumPy compares with plain integers several times as fast
 _SPAN_EVENTS = 11  # field numbers in OTLP's Span and Span.Event
 _EVENT_NAME = 2
 _NO_U4: NDArray[np.uint32] = np.empty(0, "<u4")
@@ -155,11 +158,11 @@ def doubles(records: NDArray[np.void]) -> NDArray[np.float64]:
 def numbers(records: NDArray[np.void]) -> NDArray[np.float64]:
     """The values of INT, DOUBLE and BOOL records as doubles; NaN for every other type."""
     kinds = records["type"]
-    if (kinds == ValueType.INT).all():
+    if (kinds == _INT).all():
         whole: NDArray[np.float64] = records["value"].astype("<f8")
         return whole
-    out = np.where(kinds == ValueType.DOUBLE, doubles(records), records["value"].astype("<f8"))
-    known = (kinds == ValueType.INT) | (kinds == ValueType.DOUBLE) | (kinds == ValueType.BOOL)
+    out = np.where(kinds == _DOUBLE, doubles(records), records["value"].astype("<f8"))
+    known = (kinds == _INT) | (kinds == _DOUBLE) | (kinds == _BOOL)
     return np.where(known, out, np.nan)
 
 
@@ -305,7 +308,7 @@ class Batch:
         if len(inserts) == 1 and not self.has(slot):
             return [strings_of(inserts[0], self.data)] if inserts[0].kind in TEXTUAL else []
         records = self._left(self.column(slot))
-        strings = records["type"] == ValueType.STRING
+        strings = records["type"] == _STRING
         texts = records if strings.all() else records[strings]
         rows, offs, lens = texts["row"], texts["off"], texts["len"]
         if (owner := self._owner(slot)) is not None:

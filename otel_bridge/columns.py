@@ -7,7 +7,6 @@ empty. The work is done by the native crate (`_native/src/columns/`) or, where t
 
 from __future__ import annotations
 
-from enum import IntEnum
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -45,8 +44,8 @@ MAX_DEPTH = 128
 """Objects and arrays inside one another, beyond which JSON is not read."""
 
 
-class JsonType(IntEnum):
-    """What a value is in JSON."""
+class JsonType:
+    """What a value is in JSON. Plain integers: NumPy compares with them several times as fast."""
 
     NONE = 0
     STRING = 1
@@ -58,8 +57,8 @@ class JsonType(IntEnum):
     ARRAY = 7
 
 
-class Parsed(IntEnum):
-    """How reading a number from a text went."""
+class Parsed:
+    """How reading a number from a text went. Plain integers, as those of `JsonType`."""
 
     ABSENT = 0
     OK = 1
@@ -229,9 +228,9 @@ def _u4(column: U4) -> bytes:
 
 def any_of(mask: NDArray[np.bool_]) -> bool:
     """Whether any is true: `any` takes three times as long on a few spans."""
-    return int(np.count_nonzero(mask)) > 0
+    return bool(mask.size and mask[mask.argmax()])
 
 
 def all_of(mask: NDArray[np.bool_]) -> bool:
     """Whether all are true: `all` takes three times as long on a few spans."""
-    return int(np.count_nonzero(mask)) == mask.size
+    return not mask.size or bool(mask[mask.argmin()])

@@ -22,6 +22,7 @@ from otel_bridge.processors.enrich.values import (
     Texts,
     joined,
     repeated,
+    rows_of,
     where,
 )
 from otel_bridge.processors.enrich.work import JsonColumn, is_json
@@ -248,7 +249,7 @@ class ResourceKeys:
 def of_spans(work: Work, slot: int, need: Mask) -> NDArray[np.void]:
     """A resource's attribute as if each of its spans had it."""
     index = work.batch.by_span(slot)
-    rows = np.flatnonzero(need & (index >= 0)).astype("<u4")
+    rows = rows_of(need & (index >= 0))
     records: NDArray[np.void] = work.batch.column(slot)[index[rows]].copy()
     records["row"] = rows
     return records
@@ -282,7 +283,7 @@ class Default:
 
     def read(self, work: Work, need: Mask) -> Iterator[Found]:
         """The value, for spans that need one."""
-        rows = np.flatnonzero(need & work.llm).astype("<u4")
+        rows = rows_of(need & work.llm)
         if isinstance(self._value, str):
             yield from self._reader.texts(repeated(rows, self._value.encode()))
         else:
@@ -301,7 +302,7 @@ class Parent:
 
     def inherit(self, work: Work, need: Mask, lineage: Lineage) -> Iterator[Found]:
         """The values of spans that need one."""
-        rows = np.flatnonzero(need & work.llm).astype("<u4")
+        rows = rows_of(need & work.llm)
         if len(rows):
             texts, found = lineage.ancestors(work.batch.spans, rows, self._hops)
             yield from inherited(self._reader, rows, texts, found)
@@ -376,6 +377,9 @@ class Target:
         return Search(self, work, overwrite=self._overwrite)
 
 
+_INHERITING = (Parent, Paired)
+
+
 class Search:
     """One target in one batch."""
 
@@ -405,7 +409,7 @@ class Search:
             if not any_of(need):
                 continue
             values: Iterable[Found]
-            if isinstance(source, Parent | Paired):
+            if isinstance(source, _INHERITING):
                 assert lineage is not None
                 values = source.inherit(work, need, lineage)
             else:

@@ -228,14 +228,16 @@ class Reader:
     def within(self, numbers: Numbers) -> Iterator[Found]:
         """Numbers within the bounds, and those outside."""
         values = numbers.values
-        if self.minimum is None and self.maximum is None:
+        low, high = self.minimum, self.maximum
+        if low is not None and high is not None:
+            fits = (values >= low) & (values <= high)
+        elif low is not None:
+            fits = values >= low
+        elif high is not None:
+            fits = values <= high
+        else:
             yield numbers
             return
-        fits = np.ones(len(values), np.bool_)
-        if self.minimum is not None:
-            fits &= values >= self.minimum
-        if self.maximum is not None:
-            fits &= values <= self.maximum
         if all_of(fits):
             yield numbers
             return
@@ -319,6 +321,11 @@ class Reader:
                 yield Bad("wrong_type", rows[foreign])
             rows, found = rows[some], found[some]
         yield from self.texts(Texts(rows, batch.data, found["off"], found["len"]))
+
+
+def rows_of(mask: Mask) -> Rows:
+    """The rows that a mask picks."""
+    return mask.nonzero()[0].astype("<u4")
 
 
 def where(records: NDArray[np.void], keep: Mask) -> NDArray[np.void]:
