@@ -444,6 +444,14 @@ class Loader:
         rows = [counters.get(int(which), cpus=self.cpus) for which in Counter]
         return np.stack([row if row is not None else np.zeros(self.cpus, "<u8") for row in rows])
 
+    def detach(self) -> None:
+        """Have no program run any more; what they left is still there."""
+        for loaded in self.loaded.values():
+            loaded.detach()
+        for files in self._files.values():
+            for file in files:
+                file.detach()
+
     def close(self) -> None:
         """Unload everything."""
         for name in list(self.loaded):

@@ -318,15 +318,16 @@ class KernelMonitor:
             self._ticker.stop()
         if self._reader is not None:
             self._reader.stop()
-        if self._stacks is not None:
-            self._stacks.stop()
-            self._kernel_symbols.close()
         if self._discovery is not None:
             # What comes of processes from here on is nobody's any more.
             self._split.discovery = None
             self._discovery.stop()
         if self._ticker is not None:
-            self._take_sums()
+            self._take_rest()
+        if self._stacks is not None:
+            self._stacks.stop()
+            self._kernel_symbols.close()
+        if self._ticker is not None:
             self._count()
         if self._mapping_news is not None:
             self._mapping_news.close()
@@ -418,6 +419,15 @@ class KernelMonitor:
         self._loaded_gauge.labels(name).set(0)
         self._tell_places()
         log.info("a probe is switched off", probe=name)
+
+    def _take_rest(self) -> None:
+        """What all probes have left behind; they are detached first, so that no event is counted and left."""
+        assert self._loader is not None
+        with self._objects:
+            self._loader.detach()
+            for loaded in self._loader.loaded.values():
+                self._intake.take_ring(loaded)
+                self._intake.take_sums(loaded)
 
     def _take_last(self, loaded: LoadedProbe) -> None:
         """What a probe that is detached has left behind, and its counters."""

@@ -11,7 +11,7 @@ from otel_bridge import catalog
 from otel_bridge.errors import BridgeError
 from otel_bridge.kernel import accounts
 from otel_bridge.model import KernelEventKind, Match
-from tests.support.kernel import ROOT, config, followed, held, monitoring, nothing_more_held
+from tests.support.kernel import ROOT, config, eventually, followed, held, monitoring, nothing_more_held
 
 pytestmark = pytest.mark.usefixtures("each_backend")
 
@@ -59,6 +59,17 @@ def test_what_is_produced_is_delivered_or_counted_as_dropped(worker, closed_port
         worker.do({"do": "refuse", "span": 2, "port": closed_port, "times": PRIME})
     assert monitor.events.per_span(KernelEventKind.TCP_CONNECT, match=Match.SOCKET) == {2: PRIME}
     assert total(monitor, catalog.KERNEL_DROPPED, probe="tcp") == 0
+
+
+def test_what_happens_while_a_probe_ends_is_delivered_if_it_is_counted(worker, closed_port):
+    """The storm goes on beyond the probe's end."""
+    with monitoring("tcp", tcp={"ring_size": "4MiB"}) as monitor:
+        followed(monitor, worker.pid)
+        worker.send({"do": "refuse", "span": 1, "port": closed_port, "times": 2 * STORM})
+        eventually("it has begun", lambda: delivered(monitor, "tcp"))
+    worker.answers()
+    dropped = total(monitor, catalog.KERNEL_DROPPED, probe="tcp")
+    assert total(monitor, catalog.KERNEL_PRODUCED, probe="tcp") == delivered(monitor, "tcp") + dropped
 
 
 def test_a_rate_limit_is_counted_apart(worker, closed_port):
