@@ -217,7 +217,7 @@ class StateStore:
     def _recover(self, file: Path, error: Exception) -> Entry:
         """Go on without what the file held: with a new one when it is damaged, else in memory."""
         self._damaged.inc()
-        if isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError):
+        if _is_damage(error):
             self._disconnect()
             kept = _put_aside(file, self._clock.time_ns())
             try:
@@ -274,8 +274,11 @@ class StateStore:
         try:
             self._connect(self._config.file)
         except (OSError, sqlite3.Error) as error:
-            log.warning("the state of breakers is still in memory only", reason=str(error))
-            return False
+            if _is_damage(error):
+                self.append(self._recover(self._config.file, error))
+            if self._db is None:
+                log.warning("the state of breakers is still in memory only", reason=str(error))
+                return False
         self._up.set(1)
         log.warning("the state of breakers is kept again", file=str(self._config.file))
         with self._wake:
@@ -318,6 +321,11 @@ class StateStore:
             self._disconnect()
             return False
         return True
+
+
+def _is_damage(error: Exception) -> bool:
+    """Whether the file itself is bad, so that it would be again."""
+    return isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError)
 
 
 def _worth_keeping(record: Record) -> bool:

@@ -18,6 +18,7 @@ from otel_bridge import catalog
 from otel_bridge.control.alertmanager import AlertmanagerWebhook
 from otel_bridge.control.alerts import AlertBook, read_payload, unix_ns
 from otel_bridge.errors import MalformedRequestError
+from otel_bridge.testing import FakeClock
 from tests.support.control import World
 
 START = "2023-11-14T22:13:19.113904445Z"
@@ -95,6 +96,51 @@ def test_a_group_of_firing_and_resolved_alerts():
     assert book.world.state("llama") == "open"
     assert book.take(alert("resolved", service="qwen", status_label="x", ends=book.now())) == ["resolved"]
     assert book.world.state("qwen") == "half_open"
+
+
+async def test_a_mixed_group_as_it_was_sent():
+    """cases.md am-mixed to the letter, over HTTP: Alertmanager's clock eight hours ahead, unknown fields."""
+    clock = FakeClock(unix_ns("2019-01-22T11:47:18+08:00"))
+    async with Served(World(clock, alertmanager={"endpoint": "127.0.0.1:0"})) as served:
+        world = served.book.world
+
+        def one(status: str, service: str, ended: str = "0001-01-01T00:00:00Z") -> dict[str, Any]:
+            found = alert(status, service=service, ends=ended)
+            found["labels"]["status"] = "resolved" if service == "qwen" else "firing"
+            return found | {"startsAt": "2019-01-22T11:47:17.113904445+08:00"}
+
+        assert await served.post(payload(one("firing", "qwen"))) == 200
+        await served.settled()
+        assert world.state("qwen") == "open"
+        await clock.advance(170)  # within the lease
+        ended = "2019-01-22T11:50:17.113904445+08:00"
+        mixed = payload(one("firing", "llama"), one("resolved", "qwen", ended), status="firing")
+        assert await served.post(mixed) == 200
+        await served.settled()
+        assert {key: world.state(key) for key in ("llama", "qwen")} == {"llama": "open", "qwen": "half_open"}
+        assert world.record("qwen").cause.value == "resolved"
+        assert world.telemetry.value(catalog.CONTROL_ALERTS, outcome="malformed") == 0
+
+
+async def test_a_webhook_that_is_sent_once_more_by_somebody_else():
+    """Its bytes with a good token, an hour later: a resolve closes nothing, a firing lasts one lease."""
+    token = {"Authorization": "Bearer right"}
+    async with Served(auth={"bearer_tokens": ["right"]}, lease="60s") as served:
+        world = served.book.world
+        firing, resolved = payload(alert()), payload(alert("resolved", ends=served.book.now(1)))
+        for body in (firing, resolved):
+            await world.pass_time(2)
+            assert await served.post(body, headers=token) == 200
+            await served.settled()
+        await world.pass_time(3600)
+        assert await served.post(payload(alert()), headers=token) == 200
+        await served.settled()
+        assert await served.post(resolved, headers=token) == 200
+        await served.settled()
+        assert world.state("llama") == "open"
+        assert world.telemetry.value(catalog.CONTROL_ALERTS, outcome="replayed") == 1
+        await world.pass_time(61)
+        assert world.state("llama") == "half_open"
 
 
 def test_a_label_called_status_is_only_a_label():
@@ -329,8 +375,8 @@ def test_a_broken_alert_costs_only_itself(broken):
 class Served:
     """A webhook that listens."""
 
-    def __init__(self, **config: Any) -> None:
-        self.book = Book(endpoint="127.0.0.1:0", **config)
+    def __init__(self, world: World | None = None, **config: Any) -> None:
+        self.book = Book(world, endpoint="127.0.0.1:0", **config)
         assert self.book.world.config.alertmanager is not None
         self.webhook = AlertmanagerWebhook(
             self.book.world.config.alertmanager,
