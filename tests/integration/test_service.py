@@ -57,6 +57,14 @@ def numbered(first: int, count: int) -> bytes:
     return trace_request([{"span_id": (first + n).to_bytes(8, "big")} for n in range(count)])
 
 
+def asked(bridge: Bridge, path: str) -> tuple[int, object]:
+    """Status and document of what the bridge says of itself."""
+    with closing(http.client.HTTPConnection("127.0.0.1", bridge.metrics_port, timeout=10)) as connection:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, json.load(answer)
+
+
 def test_a_chat_request_comes_out_enriched_and_without_its_prompt(tmp_path):
     """The main job on embedded defaults."""
     with (
@@ -120,7 +128,10 @@ def test_nothing_acknowledged_is_lost_by_kill_9(tmp_path):
 
 
 def test_sigterm_delivers_what_is_in_flight(tmp_path):
-    """A graceful stop while requests wait for a slow downstream: each is delivered or kept on disk."""
+    """A graceful stop while requests wait for a slow downstream: each is delivered or kept on disk.
+
+    Meanwhile the bridge is alive and says that it is not ready, so that nobody sends it more.
+    """
     sink = GrpcSink()
     with sink, running(Bridge(tmp_path, to(sink))) as bridge:
         sink.black_hole.set()
@@ -131,8 +142,14 @@ def test_sigterm_delivers_what_is_in_flight(tmp_path):
                 "the requests are taken in",
                 lambda: bridge.total("otel_bridge_processor_incoming_items_total") == 55,
             )
-            threading.Timer(0.5, sink.black_hole.clear).start()
-            assert bridge.stop() == 0
+            bridge.child.send_signal(signal.SIGTERM)
+            eventually(
+                "it says that it stops",
+                lambda: asked(bridge, "/readyz") == (503, {"status": "not ready", "reason": "stopping"}),
+            )
+            assert asked(bridge, "/healthz") == (200, {"status": "alive"})
+            sink.black_hole.clear()
+            assert bridge.child.wait(60) == 0
             assert [future.result() for future in waiting] == [b""] * 11
     with sink, running(Bridge(tmp_path, to(sink))):
         expected = {number.to_bytes(8, "big") for number in range(1, 56)}
@@ -245,14 +262,24 @@ def test_health_and_metrics_answer_in_both_formats(tmp_path):
     """OpenMetrics when asked for, the old text otherwise; ready and alive."""
     with GrpcSink() as sink, running(Bridge(tmp_path, to(sink))) as bridge:
         base = f"http://127.0.0.1:{bridge.metrics_port}"
-        for path in ("/healthz", "/readyz"):
-            with urllib.request.urlopen(base + path) as answer:
-                assert json.load(answer)["status"] in ("alive", "ready")
-        asked = urllib.request.Request(base + "/metrics", headers={"Accept": "application/openmetrics-text"})
-        with urllib.request.urlopen(asked) as answer:
+        assert asked(bridge, "/healthz") == (200, {"status": "alive"})
+        assert asked(bridge, "/readyz") == (200, {"status": "ready"})
+        wanted = urllib.request.Request(base + "/metrics", headers={"Accept": "application/openmetrics-text"})
+        with urllib.request.urlopen(wanted) as answer:
             assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
             assert answer.read().endswith(b"# EOF\n")
         assert bridge.total("otel_bridge_receiver_accepted_items_total") == 0
+
+
+def test_logs_are_structured(tmp_path):
+    """One JSON object a line, with what happened, when and how grave, where nobody looks at a terminal."""
+    with GrpcSink() as sink, running(Bridge(tmp_path, to(sink))) as bridge:
+        assert bridge.stop() == 0
+        lines = [json.loads(line) for line in bridge.output().splitlines()]
+    assert all({"event", "level", "timestamp"} <= set(line) for line in lines)
+    assert {"OTLP receiver listens", "ready", "stopping"} <= {line["event"] for line in lines}
+    (listens,) = [line for line in lines if line["event"] == "OTLP receiver listens"]
+    assert (listens["grpc_port"], listens["http_port"]) == (bridge.grpc_port, bridge.http_port)
 
 
 def test_a_secret_never_shows(tmp_path):
