@@ -99,7 +99,8 @@ class Occurrences:
         """Note the run that ends with a hit, and the completion if it makes one; all before are noted."""
         end = self.hits[index]
         goes_on = index > 0 and not (self._consecutive and self._missed(self.hits[index - 1], end))
-        run = self._runs[index - 1] + 1 if goes_on else 1
+        # A run may have begun with hits that are forgotten by now.
+        run = min(self._runs[index - 1], index) + 1 if goes_on else 1
         self._runs.append(run)
         if run < self._needed:
             return False

@@ -68,6 +68,22 @@ def test_what_is_no_hit_breaks_a_run(quick, fires):
     assert bool(bench.firings) == fires
 
 
+@pytest.mark.parametrize("consecutive", [False, True])
+def test_hits_that_were_forgotten_complete_nothing(consecutive):
+    """An hour of hits, too few for the window at any time; then as many as it takes."""
+    needed = {"consecutive": 100} if consecutive else {"count": 100}
+    bench = Bench(rule({**SLOW, **needed, "within": "10s"}))
+    for second in range(1, 3600):
+        bench.at(second)
+        bench.event("tls_handshake", second, duration=600 * MS)
+    assert bench.firings == []
+    for number in range(1, 101):
+        bench.at(3600 + number / 100)
+        bench.event("tls_handshake", 3600 + number / 100, duration=600 * MS)
+    # Those of the last seconds count: ten of them and the first ninety-one, or so.
+    assert [active for active, _ in changes(bench)] == [True]
+
+
 # What an alert says
 
 
