@@ -14,6 +14,10 @@ _SHORTEST_PERIOD = 4.0
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
+PROCESSES_EVERY, STATE_EVERY = 2, 5
+"""Of so many slow readings one is of processes, and one of clocks and the like."""
+
+
 class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -103,11 +107,17 @@ class GpuConfig(_Model):
     slow_interval: Duration = Field(
         1.0,
         ge=0.1,
-        description="Between two readings of what multiprocessors do. Everything else comes at every second "
-        "of them: clocks, temperatures, power, throttling, ECC, links in turn with processes.",
+        description="Between two readings of what multiprocessors do. Processes come at every second of "
+        "them, clocks, temperatures, power, throttling, ECC and links at every fifth.",
     )
     retry_interval: Duration = Field(
         5.0, gt=0, description="Between two attempts to find the driver, or a GPU that was lost."
+    )
+    call_timeout: Duration = Field(
+        5.0,
+        gt=0,
+        description="A GPU that keeps the driver's call longer counts as lost until the call returns; the "
+        "others are read on.",
     )
     history: Duration = Field(
         600.0, ge=60, description="How far back spans can be told of their GPU: longer than requests take."
@@ -121,6 +131,11 @@ class GpuConfig(_Model):
     sawtooth: SawtoothConfig = SawtoothConfig()
     tenancy: TenancyConfig = TenancyConfig()
     dcgm: DcgmConfig = DcgmConfig()
+
+    @property
+    def state_interval(self) -> float:
+        """Seconds between two readings of what changes slowly."""
+        return STATE_EVERY * self.slow_interval
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:

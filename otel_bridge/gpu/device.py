@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import struct
 import time
 from dataclasses import dataclass, field
@@ -59,11 +60,13 @@ _FIELD_NAMES = {
 # The binding's structures answer by attribute, at microseconds each; these are what they hold.
 _MEMORY = struct.Struct("@IQQQQ")  # c_nvmlMemory_v2_t: version, total, reserved, free, used
 _OLD_MEMORY = struct.Struct("@QQQ")  # c_nvmlMemory_t: total, free, used
-_SAMPLES = tuple(struct.Struct(f"@Q{kind}") for kind in "dILQqiH")  # c_nvmlSample_t, by nvmlValueType_t
-_VALUE_FIELDS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
+_KINDS = "dILQqiH"  # by nvmlValueType_t
+_VALUES = tuple(struct.Struct(f"@{kind}") for kind in _KINDS)  # c_nvmlValue_t
+_SAMPLES = tuple(struct.Struct(f"@Q{kind}") for kind in _KINDS)  # c_nvmlSample_t
+_FIELD = struct.Struct("@IIqqII8s")  # c_nvmlFieldValue_t: field, scope, stamp, latency, kind, error, value
 _STALE_US = 1_000_000
 """Utilisation is sampled by the driver some times a second: an older one is of a driver that stopped."""
-_SAMPLES_NS = 280_000_000
+_SAMPLES_NS = 480_000_000
 """The driver samples utilisation itself, some six times a second, and keeps the samples with their times."""
 _STEADY_NS = 1_000_000_000
 _WHOLE = 100
@@ -150,11 +153,12 @@ class Device:
         self._last_sample_us = self._samples_due = 0
         self._steady: tuple[int, int | None] = 0, None
         self._steady_time = 0
-        self._counts: dict[int, tuple[int, int]] = {}
+        self._counts: dict[int, tuple[int, float]] = {}
         api = nvml.api
         self._failure: type[Exception] = api.NVMLError
         # Without the version there is no telling used from reserved memory.
-        self._memory_call = partial(api.nvmlDeviceGetMemoryInfo, handle, api.nvmlMemory_v2)
+        self._memory = api.c_nvmlMemory_v2_t(version=api.nvmlMemory_v2)
+        self._memory_call: Callable[[], None] | None = None
         self._old_memory_call = partial(api.nvmlDeviceGetMemoryInfo, handle)
         self._rates_call = partial(api.nvmlDeviceGetUtilizationRates, handle)
         self._samples_call = partial(api.nvmlDeviceGetSamples, handle, api.NVML_GPU_UTILIZATION_SAMPLES)
@@ -285,7 +289,12 @@ class Device:
         """Total, used without reserved where the driver tells them apart, and reserved."""
         if "reserved_memory" not in self._settled:
             try:
-                _, total, reserved, _, used = _MEMORY.unpack(self._memory_call())
+                if self._memory_call is None:
+                    self._memory_call = self._nvml.prepared(
+                        "nvmlDeviceGetMemoryInfo_v2", self.handle, ctypes.byref(self._memory)
+                    )
+                self._memory_call()
+                _, total, reserved, _, used = _MEMORY.unpack(self._memory)
             except self._failure as failure:
                 error = NvmlError(_code_of(failure), "memory")
                 if error.code not in _OLD_DRIVER:
@@ -370,22 +379,22 @@ class Device:
         before = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         values = self.ask("fields", api.nvmlDeviceGetFieldValues, self.handle, [*wanted, *links])
         after = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-        for value in values or ():
-            number = int(value.fieldId)
-            if value.nvmlReturn:
-                self._note(_FIELD_NAMES[number], NvmlError(value.nvmlReturn), f"field_{number}")
+        if values is None:
+            return
+        newest = 0
+        for number, _, stamp, _, kind, failure, content in _FIELD.iter_unpack(values):
+            if failure:
+                self._note(_FIELD_NAMES[number], NvmlError(failure), f"field_{number}")
                 continue
-            found = self._of_field(number, value)
+            newest = max(newest, stamp)
+            (value,) = _VALUES[kind].unpack_from(content)
+            found = self._of_field(number, stamp, value)
             if found is not None:
                 yield found
-        if values:
-            newest = max((int(value.timestamp) for value in values if not value.nvmlReturn), default=0)
-            if newest:
-                self._clock.check_stamp(newest * 1000, before, after)
+        if newest:
+            self._clock.check_stamp(newest * 1000, before, after)
 
-    def _of_field(self, number: int, value: Any) -> Reading | None:
-        stamp = int(value.timestamp)
-        content = getattr(value.value, _VALUE_FIELDS[value.valueType])
+    def _of_field(self, number: int, stamp: int, content: float) -> Reading | None:
         if number in _ECC:
             return self._reading(catalog.GPU_ECC_ERRORS, content, stamp * 1000, _ECC[number])
         if number == pynvml.NVML_FI_DEV_MEMORY_TEMP:

@@ -32,6 +32,7 @@ class Member:
         slices: of the card, that a MIG instance has; of a card with MIG on, all of them; 0: no MIG.
         lost: why it answers no more; empty while it does.
         activity: how busy a MIG instance was at last.
+        used: bytes of its memory at last; None: absent.
     """
 
     device: Device
@@ -39,6 +40,7 @@ class Member:
     slices: int = 0
     lost: str = ""
     activity: Reading | None = None
+    used: int | None = None
 
     @property
     def uuid(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import struct
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from otel_bridge.gpu.nvml import Nvml
 
 _WHOLE = 100.0
+# What the binding's structure holds, read at once: it answers by attribute, at microseconds each.
+_ANSWER = struct.Struct("@IId24x")  # c_nvmlGpmMetric_t: metric, error, value, names
 
 
 class Gpm:
@@ -46,6 +49,11 @@ class Gpm:
         }
         self._labels = {"gpu_uuid": device.uuid}
         self._request = api.c_nvmlGpmMetricsGet_t()
+        self._request.version = api.NVML_GPM_METRICS_GET_VERSION
+        self._request.numMetrics = len(self._metrics)
+        for slot, number in enumerate(self._metrics):
+            self._request.metrics[slot].metricId = number
+        self._answers = memoryview(self._request).cast("B")[api.c_nvmlGpmMetricsGet_t.metrics.offset :]
         self._samples: list[Any] = []
         self._primed = False
         self._supported: bool | None = None
@@ -98,21 +106,17 @@ class Gpm:
 
     def _difference(self) -> dict[str, Reading]:
         request = self._request
-        request.version = self._nvml.api.NVML_GPM_METRICS_GET_VERSION
-        request.numMetrics = len(self._metrics)
         request.sample1, request.sample2 = self._samples
-        for slot, number in enumerate(self._metrics):
-            request.metrics[slot].metricId = number
         if self._device.ask("gpm", self._nvml.api.nvmlGpmMetricsGet, request) is None:
             return {}
         now = time.time_ns()
         found = {}
         for slot, metric in enumerate(self._metrics.values()):
-            answer = request.metrics[slot]
-            if answer.nvmlReturn:
-                self._absences.note(self._device.uuid, metric.name, NvmlError(answer.nvmlReturn).reason)
-            elif not 0 <= answer.value <= _WHOLE:
+            _, failure, value = _ANSWER.unpack_from(self._answers, slot * _ANSWER.size)
+            if failure:
+                self._absences.note(self._device.uuid, metric.name, NvmlError(failure).reason)
+            elif not 0 <= value <= _WHOLE:
                 self._absences.note(self._device.uuid, metric.name, BLANK)
             else:
-                found[metric.name] = Reading(metric.name, self._labels, answer.value / _WHOLE, now)
+                found[metric.name] = Reading(metric.name, self._labels, value / _WHOLE, now)
         return found

@@ -73,6 +73,7 @@ class Hub:
         self._seconds = 0
         self._fast_lifetime = max(1.0, 2 * config.interval)
         self._slow_lifetime = max(5.0, 5 * config.slow_interval)
+        self._state_lifetime = 2.5 * config.state_interval
         self._outgoing: list[Reading] = []
         self.board = Board(clock)
         self.usage = Usage(config.history)
@@ -103,6 +104,10 @@ class Hub:
         """Other readings, all of a group together."""
         self._of(uuid).assessor.take_activity(readings)
         self._show(uuid, group, readings, self._slow_lifetime)
+
+    def take_state(self, uuid: str, readings: Sequence[Reading]) -> None:
+        """Readings of what changes slowly."""
+        self._show(uuid, "state", readings, self._state_lifetime)
 
     def lose(self, uuid: str) -> None:
         """A GPU answers no more: nothing of it is shown but that."""

@@ -109,6 +109,22 @@ class Nvml:
         if library is not None:
             dlclose(library._handle)  # noqa: SLF001 (ctypes has no other way to unload)
 
+    def prepared(self, name: str, *args: Any) -> Callable[[], None]:
+        """A call of the library with arguments that stay the same, for what is asked ten times a second.
+
+        The binding makes its structures anew each time and asks for the function by name: half of the call.
+        What fails is raised as the binding does.
+        """
+        function = self.api._nvmlGetFunctionPointer(name)  # noqa: SLF001 (the binding's own way to it)
+        check = self.api._nvmlCheckReturn  # noqa: SLF001
+
+        def call() -> None:
+            code = function(*args)
+            if code:
+                check(code)
+
+        return call
+
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
         """A call of the binding.
 

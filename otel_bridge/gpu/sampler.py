@@ -1,30 +1,41 @@
-"""Reads all GPUs in rounds, in a thread of its own, whatever happens to the driver."""
+"""Reads all GPUs in rounds, in a thread of its own, whatever happens to the driver.
+
+When a call of the driver does not return, its GPU counts as lost, and another thread goes on with the rest.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections import defaultdict
+from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
 
 from otel_bridge import catalog
+from otel_bridge.gpu.config import PROCESSES_EVERY, STATE_EVERY
 from otel_bridge.gpu.device import GpuLostError
 from otel_bridge.gpu.fleet import Fleet
+from otel_bridge.gpu.hang import HangWatch, Turn
 from otel_bridge.gpu.nvml import NvmlError
 from otel_bridge.gpu.xid import XidWatch
 from otel_bridge.readings import Reading
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from otel_bridge.contracts import Clock
     from otel_bridge.gpu.absent import Absences
     from otel_bridge.gpu.clock import ReadingClock
     from otel_bridge.gpu.config import GpuConfig
+    from otel_bridge.gpu.device import Fast
     from otel_bridge.gpu.fleet import Member
     from otel_bridge.gpu.hub import Hub
     from otel_bridge.gpu.nvml import Nvml
     from otel_bridge.telemetry import Telemetry
+
+    _Read = Callable[[Member], Callable[[], None]]
 
 log = structlog.get_logger(__name__)
 
@@ -78,7 +89,9 @@ class Sampler:
         self._spent = 0.0
         self._failure = ""
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="gpu-sampler", daemon=True)
+        self._turn = Turn()
+        self._hangs = HangWatch(config.call_timeout, clock, self._go_on_without)
+        self._thread = self._make_thread()
 
     def open(self) -> None:
         """Load the library now, so that its absence is known at the start.
@@ -91,17 +104,34 @@ class Sampler:
     def start(self) -> None:
         """Begin; a driver that is not there is looked for again and again."""
         self._thread.start()
+        self._hangs.start()
 
     def stop(self) -> None:
-        """End the thread and unload the library."""
+        """End the thread and unload the library, unless a call of the driver does not return."""
         self._stopping.set()
+        self._hangs.stop()
         if self._thread.is_alive():
-            self._thread.join()
-        self._close()
+            self._thread.join(self._config.call_timeout)
+        if self._thread.is_alive() or self._hangs.stuck:
+            log.warning("the driver's library stays loaded: a call of it has not returned")
+        else:
+            self._close()
 
-    def _run(self) -> None:
+    def _make_thread(self) -> threading.Thread:
+        return threading.Thread(target=self._run, args=(self._turn,), name="gpu-sampler", daemon=True)
+
+    def _go_on_without(self, member: Member) -> None:
+        """Lose a GPU whose call does not return, and leave its thread to wait for it."""
+        self.fleet.lose(member, "hangs")
+        self._hub.lose(member.uuid)
+        self._turn = Turn()
+        self._thread = self._make_thread()
+        self._thread.start()
+
+    def _run(self, turn: Turn) -> None:
+        self._hangs.follow(turn)
         due = self._clock.monotonic()
-        while not self._stopping.is_set():
+        while not (self._stopping.is_set() or turn.over):
             try:
                 self.step()
             except Exception as error:  # noqa: BLE001 (said below; the next round may go better)
@@ -114,6 +144,7 @@ class Sampler:
                 self._missed.inc(late)
                 due += late * wait
             self._stopping.wait(due - now)
+        self._hangs.returned(turn)
 
     def _say_failed(self, error: Exception) -> None:
         """Once for each kind of failure: rounds are many."""
@@ -126,17 +157,26 @@ class Sampler:
         if not self.fleet.is_open:
             self._try_to_open()
             return
-        now = self._clock.monotonic()
-        for number, member in enumerate(list(self.fleet.members.values())):
-            if not member.lost:
-                # Spread over the rounds, so that no round takes long.
-                self._read(member, slowly=(self._round + number) % self._every == 0)
+        now, turn = self._clock.monotonic(), self._turn
+        for member in list(self.fleet.members.values()):
+            self._ask(turn, member, self._read_fast)
+            if turn.over:
+                return
+        # Those who wait for these readings need not wait for the others.
+        self._hub.flush()
+        if self._round % self._every == 0:
+            # All in one round: code that has just run is in the processor's caches.
+            for read in self._due(self._round // self._every):
+                for member in list(self.fleet.members.values()):
+                    self._ask(turn, member, read)
+                    if turn.over:
+                        return
         self._round += 1
         self._rounds.inc()
         if now >= self._second_at:
             self._second_at = now + _SECOND
             self._each_second()
-        if now >= self._look_at:
+        if now >= self._look_at and not self._hangs.stuck:
             self._look_at = now + self._config.retry_interval
             self._look_for_changes(now)
         self._hub.flush()
@@ -211,43 +251,65 @@ class Sampler:
 
     # Reading
 
-    def _read(self, member: Member, *, slowly: bool) -> None:
-        device, hub = member.device, self._hub
-        try:
-            fast = device.read_fast()
-            if fast.memory:
-                hub.take_memory(member.uuid, fast.memory)
-            else:
-                hub.miss_memory(member.uuid)
-            if fast.steady:
-                hub.take_slow(member.uuid, "memory_size", fast.steady)
-            if fast.utilization:
-                hub.take_utilization(member.uuid, fast.utilization)
-            if not slowly:
-                return
-            self._greet(member)
-            self._read_activity(member)
-            # The two that cost most take turns.
-            if self._round // self._every % 2:
-                hub.take_slow(member.uuid, "state", device.read_slow())
-            else:
-                hub.take_processes(member.uuid, device.read_processes(), fast.used)
-        except GpuLostError as error:
-            self.fleet.lose(member, error.reason)
-            hub.lose(member.uuid)
-
-    def _read_activity(self, member: Member) -> None:
-        device = member.device
-        if member.slices and not device.is_instance:
-            self._take_divided(member)
+    def _ask(self, turn: Turn, member: Member, read: _Read) -> None:
+        """Read something of a GPU, then hand it on, unless that has taken too long."""
+        if member.lost:
             return
-        activity = member.gpm.read()
+        turn.begin(member, self._clock.monotonic())
+        try:
+            hand_on = read(member)
+        except GpuLostError as error:
+            if turn.end():
+                self.fleet.lose(member, error.reason)
+                self._hub.lose(member.uuid)
+        else:
+            if turn.end():
+                hand_on()
+
+    def _due(self, number: int) -> Iterator[_Read]:
+        """What is read at a slow reading: what most change, and the others in turn."""
+        yield self._read_activity
+        if number % PROCESSES_EVERY == 0:
+            yield self._read_processes
+        if number % STATE_EVERY == 1:
+            yield self._read_state
+
+    def _read_fast(self, member: Member) -> Callable[[], None]:
+        fast = member.device.read_fast()
+        return partial(self._take_fast, member, fast)
+
+    def _take_fast(self, member: Member, fast: Fast) -> None:
+        uuid, hub = member.uuid, self._hub
+        member.used = fast.used
+        if fast.memory:
+            hub.take_memory(uuid, fast.memory)
+        else:
+            hub.miss_memory(uuid)
+        if fast.steady:
+            hub.take_slow(uuid, "memory_size", fast.steady)
+        if fast.utilization:
+            hub.take_utilization(uuid, fast.utilization)
+
+    def _read_state(self, member: Member) -> Callable[[], None]:
+        return partial(self._hub.take_state, member.uuid, member.device.read_slow())
+
+    def _read_processes(self, member: Member) -> Callable[[], None]:
+        return partial(self._hub.take_processes, member.uuid, member.device.read_processes(), member.used)
+
+    def _read_activity(self, member: Member) -> Callable[[], None]:
+        if member.slices and not member.device.is_instance:
+            return partial(self._take_divided, member)
+        return partial(self._take_activity, member, member.gpm.read())
+
+    def _take_activity(self, member: Member, activity: dict[str, Reading]) -> None:
+        self._greet(member)
         self._hub.take_slow(member.uuid, "activity", list(activity.values()))
-        if device.is_instance:
+        if member.device.is_instance:
             member.activity = activity.get(catalog.GPU_SM_ACTIVE_RATIO.name)
 
     def _take_divided(self, card: Member) -> None:
         """The activity of a card with MIG on: that of its instances, by their slices; the others idle."""
+        self._greet(card)
         instances = [one for one in self.fleet.members.values() if one.device.parent == card.uuid]
         known = [(one.slices, one.activity) for one in instances if one.activity is not None]
         if not known or len(known) < len(instances):

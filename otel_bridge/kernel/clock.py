@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import itertools
 import os
 import time
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -106,7 +105,7 @@ class Alignment:
         last, new = self._samples[-1], self._measure()
         moved = abs(new.offset - last.offset)
         uncertain = last.error + new.error
-        if self._stepped(last, new):
+        if _stepped(moved, new.boot - last.boot, uncertain):
             self.steps += 1
             self._error = new.error
         else:
@@ -145,20 +144,19 @@ class Alignment:
 
     def _tabulate(self) -> _Table:
         """Each measurement with the rate at which the offset moves until the next one."""
-        samples = list(self._samples)
-        slopes, lengths = np.zeros(len(samples)), np.zeros(len(samples), "<i8")
-        for i, (earlier, later) in enumerate(itertools.pairwise(samples)):
-            lengths[i] = later.boot - earlier.boot
-            if lengths[i] > 0 and not self._stepped(earlier, later):
-                slopes[i] = (later.offset - earlier.offset) / lengths[i]
-        times = np.array([sample.boot for sample in samples], "<i8")
-        offsets = np.array([sample.offset for sample in samples], "<i8")
-        return _Table(times, offsets, slopes, lengths)
+        times, offsets, errors = np.array(
+            [(sample.boot, sample.offset, sample.error) for sample in self._samples], "<i8"
+        ).T
+        moved, lengths = np.diff(offsets), np.diff(times)
+        steady = (lengths > 0) & ~_stepped(moved, lengths, errors[:-1] + errors[1:])
+        slopes = np.zeros(len(moved))
+        np.divide(moved, lengths, out=slopes, where=steady)
+        return _Table(times, offsets, np.append(slopes, 0.0), np.append(lengths, 0))
 
-    @staticmethod
-    def _stepped(earlier: Sample, later: Sample) -> bool:
-        allowed = (later.boot - earlier.boot) * _STEP_RATE + earlier.error + later.error
-        return abs(later.offset - earlier.offset) > allowed
+
+def _stepped(moved: Any, length: Any, uncertain: Any) -> Any:
+    """Whether offsets moved by more than slewing explains, of a number or of an array of them."""
+    return abs(moved) > length * _STEP_RATE + uncertain
 
 
 class StepNotice:

@@ -2,6 +2,7 @@
  *
  * One thing a line; `#` begins a comment. The first words of a line:
  *   error FUNCTION|* GPU|* CODE     the function answers CODE (a function may be named without its version)
+ *   hang FUNCTION|* GPU|*           the function does not return before this is played no more
  *   latency FUNCTION|* SPIN SLEEP   microseconds that a call computes, and that it sleeps
  *   init CODE                       what initialising answers
  *   begin SECONDS                   unix time at which the waves begin; without it, when the file was read
@@ -83,8 +84,8 @@ struct rule {
 struct scenario {
 	struct gpu gpus[MAX_GPUS];
 	int gpu_count;
-	struct rule errors[MAX_RULES], latencies[MAX_RULES];
-	int error_count, latency_count;
+	struct rule errors[MAX_RULES], hangs[MAX_RULES], latencies[MAX_RULES];
+	int error_count, hang_count, latency_count;
 	int init_code;
 	uint64_t cuda_bytes;
 	double begin;
@@ -163,6 +164,7 @@ static void parse_of_gpu(struct gpu *gpu, const char *line)
 static void parse_line(struct scenario *into, const char *line)
 {
 	struct rule *error = &into->errors[into->error_count];
+	struct rule *hang = &into->hangs[into->hang_count];
 	struct rule *latency = &into->latencies[into->latency_count];
 	struct gpu *gpu = &into->gpus[into->gpu_count];
 	unsigned long total, reserved;
@@ -172,6 +174,9 @@ static void parse_line(struct scenario *into, const char *line)
 	    sscanf(line, "error %63s %7s %d", error->function, which, &error->code) == 3) {
 		error->gpu = which[0] == '*' ? ANY_GPU : atoi(which);
 		into->error_count++;
+	} else if (into->hang_count < MAX_RULES && sscanf(line, "hang %63s %7s", hang->function, which) == 2) {
+		hang->gpu = which[0] == '*' ? ANY_GPU : atoi(which);
+		into->hang_count++;
 	} else if (into->latency_count < MAX_RULES &&
 		   sscanf(line, "latency %63s %u %u", latency->function, &latency->spin_us,
 			  &latency->sleep_us) == 3)
@@ -243,17 +248,32 @@ static void spend(const char *function)
 		nanosleep(&rest, NULL);
 }
 
-/* What a call answers before it does anything: 0 to go on. The last rule that fits counts. */
+/* The last rule that fits a call, or NULL. */
+static const struct rule *fitting(const struct rule *rules, int count, const char *function, int gpu)
+{
+	for (int i = count - 1; i >= 0; i--)
+		if (names(rules[i].function, function) && (rules[i].gpu == ANY_GPU || rules[i].gpu == gpu))
+			return &rules[i];
+	return NULL;
+}
+
+/* What a call answers before it does anything: 0 to go on. */
 static int enter(const char *function, int gpu)
 {
-	int code = 0;
+	const struct timespec moment = {.tv_nsec = 10000000};
+	const struct rule *error;
+	int code;
 
 	pthread_mutex_lock(&scenario_lock);
 	refresh();
-	for (int i = 0; i < scenario.error_count; i++)
-		if (names(scenario.errors[i].function, function) &&
-		    (scenario.errors[i].gpu == ANY_GPU || scenario.errors[i].gpu == gpu))
-			code = scenario.errors[i].code;
+	while (fitting(scenario.hangs, scenario.hang_count, function, gpu)) {
+		pthread_mutex_unlock(&scenario_lock);
+		nanosleep(&moment, NULL);
+		pthread_mutex_lock(&scenario_lock);
+		refresh();
+	}
+	error = fitting(scenario.errors, scenario.error_count, function, gpu);
+	code = error ? error->code : 0;
 	pthread_mutex_unlock(&scenario_lock);
 	spend(function);
 	return code;

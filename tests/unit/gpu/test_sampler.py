@@ -51,7 +51,7 @@ def test_throughput_is_the_driver_s_counters_over_its_own_time(rig):
     """A GiB a second on NVLink, 100 MB a second on PCIe."""
     one = rig(gpu("GPU-a"), BUSY)
     for _ in range(3):
-        one.rounds(20)
+        one.rounds(50)
         time.sleep(0.1)
     link = one.shown(catalog.GPU_NVLINK_THROUGHPUT, gpu_uuid="GPU-a", direction="received")
     assert link == pytest.approx(2**30, rel=0.01)
