@@ -275,3 +275,59 @@ async def test_nonsense_in_redis(redis, tmp_path, record):
         await until(lambda: member.control.board.replicas.cut_off)
         member.trip()
         assert not member.control.decider.decide_here(KEY, "").allow
+
+
+async def test_a_killed_replica_s_permits_return(redis, tmp_path):
+    """cb-half-open (c): the pod that held all permits is gone; within the probe time-out others get them."""
+    policies = [{"open_time": "300ms", "half_open": {"probe_timeout": "2s"}}]
+    doomed, left = (Replica(redis.port, tmp_path, name, policies=policies) for name in "ab")
+    async with replicas(left):
+        async with replicas(doomed):
+            doomed.trip()
+            await until(lambda: (doomed.state, left.state) == ("half_open", "half_open"))
+            decisions = [await doomed.control.decider.decide(KEY, trace(number)) for number in range(5)]
+            assert all(decision.probe for decision in decisions)
+            assert not (await left.control.decider.decide(KEY, trace(9))).allow
+        for number in range(9, 14):
+            end = time.monotonic() + 60
+            while not (await left.control.decider.decide(KEY, trace(number))).probe:
+                assert time.monotonic() < end
+                await asyncio.sleep(0.02)
+            left.well(trace(number))
+        await until(lambda: left.state == "closed")
+
+
+async def test_a_replica_that_lost_its_file_asks_the_others(redis, tmp_path):
+    """cb-store-clock: A is started again with nothing of its own, and ends when B does."""
+    first, second = (Replica(redis.port, tmp_path, name) for name in "ab")
+    async with replicas(second):
+        async with replicas(first):
+            first.trip()
+            await until(lambda: second.state == "open")
+        again = Replica(redis.port, tmp_path, "new", ShiftedClock(wall=3600, monotonic=-700))
+        async with replicas(again):
+            assert again.state == "open"
+            assert again.remaining == pytest.approx(second.remaining, abs=0.5)
+
+
+@pytest.mark.parametrize("step", [-3600.0, 3600.0])
+async def test_wall_clocks_that_are_set_change_nothing(redis, tmp_path, step):
+    """cb-store-clock: on one replica, while both are open; both are half-open by elapsed time."""
+    policies = [{"open_time": "3s"}]
+    clock = ShiftedClock()
+    members = [
+        Replica(redis.port, tmp_path, "a", clock, policies=policies),
+        Replica(redis.port, tmp_path, "b", policies=policies),
+    ]
+    async with replicas(*members):
+        members[0].trip()
+        begin = time.monotonic()
+        await until(lambda: members[1].state == "open")
+        ends = [member.remaining + time.monotonic() for member in members]
+        clock.wall += step
+        await until(lambda: all(member.state == "half_open" for member in members))
+        assert time.monotonic() - begin >= 3
+        for end in ends:
+            assert end == pytest.approx(begin + 3, abs=0.5)
+        words = [word for member in members for word in member.words()]
+        assert set(words) == {"slow_calls", "open_time_ended"}
