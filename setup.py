@@ -20,7 +20,7 @@ TLS_DESCRIPTORS = "-mtls-dialect=gnu2"
 
 
 SHIPPED = Path("otel_bridge/bundle/shipped")
-"""In a wheel; `otel_bridge.bundle.shipped.FOLDERS` names the same folders."""
+"""In a wheel; `otel_bridge.shipped.FOLDERS` names the same folders."""
 FOLDERS = {
     "dashboards/generated": "*.json",
     "alerts/generated": "**/*.yaml",

@@ -17,11 +17,10 @@ from otel_bridge import __version__
 from otel_bridge.cli_breaker import breaker
 from otel_bridge.cli_bundle import bundle
 from otel_bridge.cli_limits import limits
-from otel_bridge.cli_limits import limits
 from otel_bridge.cli_rules import rules
 from otel_bridge.errors import BridgeError, ConfigError
 from otel_bridge.memory import keep_freed_memory
-from otel_bridge.rules.load import load_rules
+from otel_bridge.rules.load import load_configured
 from otel_bridge.settings import Settings, effective, load
 from otel_bridge.telemetry import configure_logging
 from otel_bridge.units import Endpoint
@@ -108,8 +107,7 @@ def check(path: Path | None, overrides: tuple[str, ...], *, as_json: bool) -> No
     """Report every problem of a configuration and its rules at once, each with its place; exit 2 if any."""
     try:
         settings = load(path, overrides=overrides)
-        if settings.rules.enabled:
-            load_rules(settings.rules.files)
+        load_configured(settings.rules)
     except ConfigError as error:
         if as_json:
             problems = [
@@ -174,7 +172,6 @@ def print_config(path: Path | None, overrides: tuple[str, ...], *, as_json: bool
 
 
 main.add_command(breaker)
-main.add_command(limits)
 main.add_command(limits)
 main.add_command(rules)
 main.add_command(bundle)

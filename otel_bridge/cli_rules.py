@@ -16,6 +16,7 @@ from otel_bridge.model import Signal
 from otel_bridge.rules.config import RulesConfig
 from otel_bridge.rules.load import load_rules, rule_files
 from otel_bridge.rules.sentences import sentence
+from otel_bridge.shipped import folder
 
 if TYPE_CHECKING:
     from otel_bridge.firings import Firing
@@ -23,7 +24,14 @@ if TYPE_CHECKING:
 
 EXIT_FAILED = 1
 EXIT_BAD_RULES = 2
-SHIPPED = Path("alerts/rules")
+
+
+def _shipped() -> tuple[Path, ...]:
+    """Wherever the bridge was installed."""
+    try:
+        return (folder("alerts/rules"),)
+    except FileNotFoundError as error:
+        raise click.UsageError(f"{error}, or name a rule set") from None
 
 
 @click.group()
@@ -37,8 +45,8 @@ _files = click.option(
     "paths",
     type=click.Path(path_type=Path, exists=True),
     multiple=True,
-    default=(SHIPPED,),
-    show_default=True,
+    default=_shipped,
+    show_default="those that ship with the bridge",
     help="A rule set, or a folder of them; may be repeated.",
 )
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
@@ -48,8 +56,8 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for sc
 @click.argument("paths", type=click.Path(path_type=Path, exists=True), nargs=-1)
 @_json
 def check(paths: tuple[Path, ...], *, as_json: bool) -> None:
-    """Report every mistake of rule sets at its line; exit 2 if there is one."""
-    paths = paths or (SHIPPED,)
+    """Report every mistake of rule sets (those that ship by default) at its line; exit 2 if there is one."""
+    paths = paths or _shipped()
     try:
         found = load_rules(paths)
     except ConfigError as error:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from otel_bridge.bundle import grafana
-from otel_bridge.bundle.shipped import files
+from otel_bridge.shipped import files
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from otel_bridge import catalog
 from otel_bridge.readings import Reading
-from otel_bridge.rules.load import load_rules
+from otel_bridge.rules.load import load_configured
 from otel_bridge.rules.streaming.engine import RuleEngine
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Rules:
             ConfigError: with every mistake in the rule sets.
         """
         config = self._config if config is None else config
-        rules = load_rules(config.files) if config.enabled else []
+        rules = load_configured(config)
         for engine in ("both", "streaming", "prometheus"):
             self._loaded.labels(engine).set(sum(item.rule.engine == engine for item in rules))
         new = RuleEngine(rules, config, columns, self._telemetry, self._clock, sinks=self._sinks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -16,7 +17,15 @@ class RulesConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     enabled: bool = Field(True, description="Whether the bridge evaluates rules itself.")
-    files: list[Path] = Field([], description="Rule sets: YAML files, and folders of *.yaml files.")
+    shipped: bool = Field(
+        True, description="Whether the rules that ship with the bridge (alerts/rules) are among them."
+    )
+    exclude: list[Annotated[str, Field(min_length=1)]] = Field(
+        [],
+        description="Shipped rules that are left out; one of your own may then have the name. * stands for "
+        "any text.",
+    )
+    files: list[Path] = Field([], description="Further rule sets: YAML files, and folders of *.yaml files.")
     lateness: Duration = Field(
         30.0,
         gt=0,

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 import yaml
 from pydantic import ValidationError
 
 from otel_bridge.errors import ConfigError, ConfigProblem
-from otel_bridge.explain import line_hint, lines_of, problems_of
+from otel_bridge.explain import line_hint, lines_of, nearest, problems_of
 from otel_bridge.rules.check import check_references, check_rule
 from otel_bridge.rules.language import RuleSet
 from otel_bridge.rules.vocabulary import Vocabulary
+from otel_bridge.shipped import folder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from otel_bridge import explain
+    from otel_bridge.rules.config import RulesConfig
     from otel_bridge.rules.language import Rule
 
 
@@ -44,6 +47,14 @@ class _Document:
     file: str
     rules: RuleSet
     lines: Mapping[explain.Path, int]
+    shipped: bool
+    left_out: Sequence[str]
+
+    def kept(self) -> Iterator[tuple[int, Rule]]:
+        """The rules, each with its place in the file, but for those left out."""
+        for index, rule in enumerate(self.rules.rules):
+            if not any(fnmatchcase(rule.name, pattern) for pattern in self.left_out):
+                yield index, rule
 
     def problem(self, path: explain.Path, found: str, expected: str) -> ConfigProblem:
         return located(self.file, ConfigProblem(".".join(path), found, expected, line_hint(path, self.lines)))
@@ -76,14 +87,51 @@ def load_rules(paths: Iterable[Path]) -> list[LoadedRule]:
     return load_texts({str(path): _text(path) for path in rule_files(paths)})
 
 
-def load_texts(texts: Mapping[str, str]) -> list[LoadedRule]:
+def load_configured(config: RulesConfig) -> list[LoadedRule]:
+    """The rules that a configuration asks for: the shipped ones, and those of its files.
+
+    Raises:
+        ConfigError: with every problem of every file; what ships with the bridge is not there.
+    """
+    if not config.enabled:
+        return []
+    shipped = _shipped_files() if config.shipped else []
+    own = [path for path in rule_files(config.files) if path.resolve() not in shipped]
+    return load_texts(
+        {str(path): _text(path) for path in (*shipped, *own)},
+        shipped={str(path) for path in shipped},
+        left_out=config.exclude,
+    )
+
+
+def _shipped_files() -> list[Path]:
+    try:
+        return rule_files([folder("alerts/rules").resolve()])
+    except FileNotFoundError as error:
+        expected = "the rules that ship with the bridge, or `shipped: false`"
+        raise ConfigError("rules", [ConfigProblem("rules.shipped", str(error), expected)]) from error
+
+
+def load_texts(
+    texts: Mapping[str, str], *, shipped: Collection[str] = (), left_out: Sequence[str] = ()
+) -> list[LoadedRule]:
     """`load_rules`, of texts by the name of their file.
+
+    Args:
+        texts: the rule sets.
+        shipped: which of them ship with the bridge.
+        left_out: names or patterns of rules of those that are passed over.
 
     Raises:
         ConfigError: with every problem of every file.
     """
     problems: list[ConfigProblem] = []
-    documents = [document for file, text in texts.items() if (document := _parse(file, text, problems))]
+    documents = []
+    for file, text in texts.items():
+        own = file not in shipped
+        document = _parse(file, text, problems, shipped=not own, left_out=() if own else left_out)
+        documents += [document] if document is not None else []
+    problems.extend(_check_left_out(documents, left_out))
     loaded = [rule for document in documents for rule in _rules(document)]
     for document in documents:
         problems.extend(_check(document))
@@ -103,7 +151,9 @@ def _text(path: Path) -> str:
         raise ConfigError("rules", [ConfigProblem(str(path), str(error), "UTF-8 text")]) from error
 
 
-def _parse(file: str, text: str, problems: list[ConfigProblem]) -> _Document | None:
+def _parse(
+    file: str, text: str, problems: list[ConfigProblem], *, shipped: bool, left_out: Sequence[str]
+) -> _Document | None:
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         content: Any = yaml.safe_load(text)
@@ -115,7 +165,7 @@ def _parse(file: str, text: str, problems: list[ConfigProblem]) -> _Document | N
         return None
     lines = dict(lines_of(node))
     try:
-        return _Document(file, RuleSet.model_validate(content), lines)
+        return _Document(file, RuleSet.model_validate(content), lines, shipped, left_out)
     except ValidationError as error:
         problems.extend(located(file, problem) for problem in problems_of(RuleSet, error.errors(), lines))
         return None
@@ -126,15 +176,24 @@ def _yaml_line(error: yaml.YAMLError) -> str:
     return f"line {mark.line + 1}" if mark is not None else ""
 
 
+def _check_left_out(documents: list[_Document], patterns: Sequence[str]) -> Iterator[ConfigProblem]:
+    names = [rule.name for document in documents if document.shipped for rule in document.rules.rules]
+    for index, pattern in enumerate(patterns):
+        if not any(fnmatchcase(name, pattern) for name in names):
+            expected = nearest(pattern, names) if names else "nothing: no shipped rule is evaluated"
+            yield ConfigProblem(f"rules.exclude.{index}", f"{pattern!r}, which is no shipped rule", expected)
+
+
 def _rules(document: _Document) -> Iterator[LoadedRule]:
     vocabulary = Vocabulary(document.rules)
-    for index, rule in enumerate(document.rules.rules):
+    for index, rule in document.kept():
         yield LoadedRule(rule, vocabulary, document.file, document.lines.get(("rules", str(index)), 1))
 
 
 def _check(document: _Document) -> Iterator[ConfigProblem]:
-    for index, loaded in enumerate(_rules(document)):
-        for mistake in check_rule(loaded.rule, loaded.vocabulary):
+    vocabulary = Vocabulary(document.rules)
+    for index, rule in document.kept():
+        for mistake in check_rule(rule, vocabulary):
             path = ("rules", str(index), *mistake.path)
             yield document.problem(path, mistake.found, mistake.expected)
 
@@ -144,10 +203,12 @@ def _check_names(documents: list[_Document]) -> Iterator[ConfigProblem]:
     places: dict[str, tuple[_Document, str]] = {}
     rules: dict[str, Rule] = {}
     for document in documents:
-        for index, rule in enumerate(document.rules.rules):
+        for index, rule in document.kept():
             if rule.name in places:
-                path = ("rules", str(index), "name")
-                yield document.problem(path, f"{rule.name} again", "a name of its own")
+                path, expected = ("rules", str(index), "name"), "a name of its own"
+                if places[rule.name][0].shipped:
+                    expected += f"; `rules.exclude: [{rule.name}]` leaves the shipped rule out"
+                yield document.problem(path, f"{rule.name} again", expected)
             places[rule.name] = (document, str(index))
             rules[rule.name] = rule
     for name, mistake in check_references(rules):

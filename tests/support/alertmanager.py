@@ -40,6 +40,7 @@ def composite_in(directory: Path) -> Path:
 def rules_settings(rules: Path, alertmanager: str, metrics: int) -> dict[str, Any]:
     """`rules:` of a bridge that is scraped on a port, with the times of a test."""
     return {
+        "shipped": False,
         "files": [str(rules)],
         "shortest_alert": "3s",
         "alertmanager": {

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from otel_bridge.bundle import shipped
+from otel_bridge import shipped
 from otel_bridge.bundle.bundle import MARK, bundle
 from otel_bridge.cli import main
 from tests.support.grafana import panels, variables
@@ -141,7 +141,7 @@ def test_a_folder_that_cannot_be_written_is_said(tmp_path):
 def test_what_is_not_shipped_is_said(monkeypatch, tmp_path):
     """Neither a wheel nor a checkout."""
     monkeypatch.setattr(shipped, "_IN_WHEEL", tmp_path)
-    monkeypatch.setattr(shipped, "_PACKAGE", tmp_path / "a" / "b")
+    monkeypatch.setattr(shipped, "_PACKAGE", tmp_path / "a")
     with pytest.raises(FileNotFoundError, match="install the wheel, or run in a checkout"):
         shipped.folder("dashboards/generated")
 

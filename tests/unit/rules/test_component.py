@@ -7,12 +7,14 @@ import asyncio
 import pytest
 import yaml
 
-from otel_bridge import catalog
+from otel_bridge import catalog, shipped
 from otel_bridge.batch import PlanBuilder
 from otel_bridge.errors import ConfigError
 from otel_bridge.readings import Reading
 from otel_bridge.rules.component import Rules
 from otel_bridge.rules.config import RulesConfig
+from otel_bridge.rules.load import load_configured
+from otel_bridge.shipped import folder
 from otel_bridge.telemetry import Telemetry
 from otel_bridge.testing import FakeClock
 from tests.support.rules import Firings, rule
@@ -25,7 +27,7 @@ def component(tmp_path, *rules, clock: FakeClock | None = None) -> tuple[Rules, 
     path = tmp_path / "rules.yaml"
     path.write_text(yaml.safe_dump({"rules": list(rules)}))
     telemetry, firings = Telemetry(), Firings()
-    rules_ = Rules(RulesConfig(files=[tmp_path]), telemetry, clock or FakeClock(), [firings])
+    rules_ = Rules(RulesConfig(shipped=False, files=[tmp_path]), telemetry, clock or FakeClock(), [firings])
     return rules_, telemetry, firings
 
 
@@ -74,14 +76,68 @@ async def test_handed_over_readings_are_not_read_twice(tmp_path):
 
 
 def test_without_rules_nothing_stands_in_the_data_path(tmp_path):
-    """Off, no files, or only rules of Prometheus's."""
+    """Off, no rules, or only rules of Prometheus's."""
     telemetry, clock = Telemetry(), FakeClock()
-    assert Rules(RulesConfig(), telemetry, clock).tap(PlanBuilder()) is None
+    assert Rules(RulesConfig(shipped=False), telemetry, clock).tap(PlanBuilder()) is None
     assert Rules(RulesConfig(enabled=False, files=[tmp_path]), telemetry, clock).tap(PlanBuilder()) is None
     only = rule({"span": "any", "within": "1m"}, engine="prometheus", reason="to try it")
     rules, telemetry, _ = component(tmp_path, only)
     assert rules.tap(PlanBuilder()) is None
     assert telemetry.value(catalog.RULES_LOADED, engine="prometheus") == 1
+
+
+def loaded(**config) -> list[str]:
+    """The names of the rules of a configuration."""
+    return [item.rule.name for item in load_configured(RulesConfig(**config))]
+
+
+def test_the_shipped_rules_are_on_by_default(tmp_path, monkeypatch):
+    """Wherever the bridge is started, and beside those of one's own."""
+    monkeypatch.chdir(tmp_path)
+    assert "TlsStallWithGpuAllocationFailure" in loaded()
+    assert loaded(shipped=False) == []
+    assert loaded(enabled=False) == []
+    (tmp_path / "own.yaml").write_text(
+        yaml.safe_dump({"rules": [rule({"event": "reclaim", "within": "1m"})]})
+    )
+    assert sorted(loaded(files=["own.yaml"])) == sorted([*loaded(), "R"])
+    # A set that is named again is the same one.
+    assert loaded(files=[folder("alerts/rules")]) == loaded()
+
+
+def test_shipped_rules_are_left_out_by_name(tmp_path):
+    """And one of one's own may take the name; other rules stay."""
+    everything = set(loaded())
+    assert everything - set(loaded(exclude=["OomKill", "ErrorBudget*"])) == {
+        "OomKill",
+        *(name for name in everything if name.startswith("ErrorBudget")),
+    }
+    path = tmp_path / "own.yaml"
+    path.write_text(yaml.safe_dump({"rules": [rule({"event": "oom_kill", "within": "1m"}, name="OomKill")]}))
+    with pytest.raises(ConfigError, match=r"OomKill again; .*`rules\.exclude: \[OomKill\]` leaves"):
+        loaded(files=[path])
+    assert loaded(files=[path], exclude=["OomKill"])[-1] == "OomKill"
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"exclude": ["OomKil"]}, "expected 'OomKill'"),
+        ({"exclude": ["OomKill"], "shipped": False}, "no shipped rule is evaluated"),
+    ],
+)
+def test_what_cannot_be_left_out_is_told(config, said):
+    """A name that is misspelt would leave a rule on that its user thinks is off."""
+    with pytest.raises(ConfigError, match=said):
+        loaded(**config)
+
+
+def test_an_installation_without_its_rules_says_so(monkeypatch, tmp_path):
+    """And what starts it nevertheless."""
+    monkeypatch.setattr(shipped, "_IN_WHEEL", tmp_path)
+    monkeypatch.setattr(shipped, "_PACKAGE", tmp_path / "a")
+    with pytest.raises(ConfigError, match="or `shipped: false`"):
+        loaded()
 
 
 def test_bad_rules_are_refused_and_the_old_ones_stay(tmp_path):

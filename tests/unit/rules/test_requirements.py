@@ -100,12 +100,12 @@ def test_requests_at_a_saturated_gpu(requests, utilisation, fires):
     assert fired("RequestRateAtSaturatedGpu", feed) is fires
 
 
-def phases(before: tuple[list[float], int], after: tuple[list[float], int]):
-    """Each second a span for each of some durations, with so many tokens: for 35 minutes, then for five."""
+def phases(before: tuple[list[float], int], after: tuple[list[float], int], seconds: int = 600):
+    """Each second a span for each of some durations, with so many tokens: for 40 minutes, and then."""
 
     def feed(bench: Bench) -> None:
         at = 0
-        for (durations, tokens), length in ((before, 2100), (after, 300)):
+        for (durations, tokens), length in ((before, 2400), (after, seconds)):
             attributes = {"gen_ai.usage.output_tokens": tokens}
             for _ in range(length):
                 at += 1
@@ -131,14 +131,14 @@ def phases(before: tuple[list[float], int], after: tuple[list[float], int]):
 )
 def test_latency_with_a_drop_of_throughput(seconds, tokens, fires):
     """D5: P99 > 2.1 s with tokens/s down 15 %, which the sliding window tells to half a point."""
-    feed = phases(([1.0] * 2, 1000), ([seconds] * 2, tokens))
+    feed = phases(([1.0] * 4, 1000), ([seconds] * 4, tokens))
     assert fired("LatencyWithThroughputDrop", feed) is fires
 
 
 @pytest.mark.parametrize(("slow", "fires"), [(1, False), (2, True)])
 def test_latency_is_that_of_the_slowest_hundredth(slow, fires):
     """One request of a hundred is not P99, two are."""
-    feed = phases(([1.0] * 2, 1000), ([1.0] * (100 - slow) + [3.0] * slow, 1))
+    feed = phases(([1.0] * 4, 1000), ([1.0] * (100 - slow) + [3.0] * slow, 1), 120)
     assert fired("LatencyWithThroughputDrop", feed) is fires
 
 

@@ -126,7 +126,6 @@ SCENARIOS: dict[str, tuple[Callable[[Bench], None], Callable[[Bench], None]]] = 
         gauge(USED, (0.96, 32), **GPU),
         gauge(USED, (0.96, 29), (0.94, 1), (0.96, 20), **GPU),
     ),
-    "GpuMemoryPressure": (gauge(USED, (0.86, 12), **GPU), gauge(USED, (0.85, 60), **GPU)),
     "CudaOutOfMemory": (
         failed_span("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"),
         failed_span("CUDA error: device-side assert triggered"),
@@ -145,12 +144,12 @@ SCENARIOS: dict[str, tuple[Callable[[Bench], None], Callable[[Bench], None]]] = 
     ),
     "GpuUtilizationSawtooth": (gauge(SWING, (0.4, 62), **GPU), gauge(SWING, (0.4, 55), (0.0, 5), **GPU)),
     "TokenThroughputDrop": (
-        traffic((210, 12, 1, 100), (30, 12, 1, 60), every=10),
-        traffic((210, 12, 1, 100), (30, 12, 1, 80), every=10),
+        traffic((210, 18, 1, 100), (30, 18, 1, 60), every=10),
+        traffic((210, 18, 1, 100), (30, 18, 1, 80), every=10),
     ),
     "LatencyWithThroughputDrop": (
-        traffic((420, 10, 1, 100), (60, 10, 2.5, 80), every=5),
-        traffic((420, 10, 1, 100), (60, 10, 2.0, 80), every=5),
+        traffic((480, 20, 1, 100), (120, 20, 2.5, 80), every=5),
+        traffic((480, 20, 1, 100), (120, 20, 2.0, 80), every=5),
     ),
     "RequestRateAtSaturatedGpu": (saturated(125, 0.95), saturated(125, 0.91)),
     "BridgeItemsDropped": (

@@ -1,11 +1,11 @@
-"""The files that come with the bridge: in a wheel beside this module, in a checkout in their own folders."""
+"""The files that come with the bridge: in a wheel inside the package, in a checkout in their own folders."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 _PACKAGE = Path(__file__).parent
-_IN_WHEEL = _PACKAGE / "shipped"
+_IN_WHEEL = _PACKAGE / "bundle" / "shipped"
 
 FOLDERS = ("dashboards/generated", "alerts/generated", "alerts/rules", "collector-config")
 """Folders of the checkout that setup.py puts into a wheel."""
@@ -17,11 +17,11 @@ def folder(name: str) -> Path:
     Raises:
         FileNotFoundError: neither a wheel with its files nor a checkout.
     """
-    for root in (_IN_WHEEL, _PACKAGE.parents[1]):
+    for root in (_IN_WHEEL, _PACKAGE.parent):
         if (root / name).is_dir():
             return root / name
     raise FileNotFoundError(
-        f"found {name} neither in {_IN_WHEEL} nor in {_PACKAGE.parents[1]}: "
+        f"found {name} neither in {_IN_WHEEL} nor in {_PACKAGE.parent}: "
         "install the wheel, or run in a checkout"
     )
 
