@@ -22,8 +22,8 @@ def bridge(
 
     Content is kept and not searched, contexts are not checked, no rules are evaluated (rules.py measures
     them), and no metrics are derived unless settings for that are given: what it costs is measured against
-    the Collector's own connector (spanmetrics.py). Kernel probes are off: loaded by a bench that runs as root,
-    they would weigh on every process of the machine, on the Collector, the load and the sinks too.
+    the Collector's own connector (spanmetrics.py). Kernel probes are off: loaded by a bench that runs as
+    root, they would weigh on every process of the machine, on the Collector, the load and the sinks too.
     """
     name, endpoint = _destination(transport, sink_port)
     config = {
