@@ -16,6 +16,18 @@ from tests.support.ports import free_port
 from tests.support.processes import ROOT, Process, running
 from tests.support.sinks import SERVICES, GrpcSink
 
+SHIPPED = {
+    "otel_bridge/kernel/objects": "*.bpf.o",
+    "dashboards/generated": "*.json",
+    "alerts/generated": "*.yaml",
+    "alerts/rules": "*.yaml",
+    "collector-config": "bridge.yaml",
+    "otel_bridge/ui/templates": "*.html",
+    "otel_bridge/ui/static": "*",
+    "otel_bridge/control/gateways": "*",
+}
+"""What a wheel has beside its modules, by the folder that it comes from."""
+
 
 @pytest.mark.slow
 def test_a_wheel_installs_and_runs_in_an_empty_environment(tmp_path):
@@ -32,7 +44,11 @@ def test_a_wheel_installs_and_runs_in_an_empty_environment(tmp_path):
         names = archive.namelist()
     assert any(name.startswith("otel_bridge/_native/wire") and name.endswith(".so") for name in names)
     assert any(name.startswith("otel_bridge/context/_record") and name.endswith(".so") for name in names)
-    assert "otel_bridge/kernel/objects/tcp.bpf.o" in names
+    for folder, pattern in SHIPPED.items():
+        shipped = {path.relative_to(ROOT / folder).as_posix() for path in (ROOT / folder).rglob(pattern)}
+        assert len(shipped) > 1, folder
+        place = folder if folder.startswith("otel_bridge/") else f"otel_bridge/bundle/shipped/{folder}"
+        assert {f"{place}/{name}" for name in shipped} <= set(names), folder
     assert not [name for name in names if name.startswith(("tests/", "demo/")) or "/target/" in name]
 
     python = tmp_path / "venv" / "bin" / "python"
@@ -65,5 +81,7 @@ def test_a_wheel_installs_and_runs_in_an_empty_environment(tmp_path):
             bridge.wait_for_http(f"http://127.0.0.1:{metrics_port}/readyz")
             with closing(grpc.insecure_channel(f"127.0.0.1:{grpc_port}")) as channel:
                 channel.unary_unary(f"/{SERVICES['traces']}/Export")(trace_request([{}] * 3), timeout=10)
+            for path in ("/ui", f"/ui/trace/{1:032x}", "/ui/static/style.css"):
+                bridge.wait_for_http(f"http://127.0.0.1:{metrics_port}{path}")
             assert bridge.stop() == 0
         assert len(sink.spans()) == 3

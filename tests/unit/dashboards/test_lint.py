@@ -17,6 +17,7 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from dashboards.build import documents, drift, text
 from otel_bridge import catalog
+from otel_bridge.bundle.grafana import OLDEST_GRAFANA
 from tests.support.grafana import (
     GENERATED,
     annotations,
@@ -26,6 +27,7 @@ from tests.support.grafana import (
     variable_queries,
     variables,
 )
+from tests.support.processes import ROOT
 
 DOCUMENTS = documents()
 UIDS = {
@@ -39,6 +41,8 @@ UIDS = {
     "slo": "otel-bridge-slo",
 }
 """Bookmarks and links have them, so they never change."""
+TYPES = {"heatmap", "state-timeline", "stat", "table", "timeseries"}
+"""Panels that each Grafana since 8.2 has, and none since has removed."""
 UNITS = {value for name, value in vars(units).items() if name[0].isupper() and isinstance(value, str)}
 OF_THE_PLUGIN = {"expr", "step", "tagKeys", "textFormat", "titleFormat"}
 """Fields of an annotation that the Prometheus plugin reads and Grafana's own model does not name."""
@@ -67,6 +71,14 @@ def test_uids_are_stable():
 def test_dashboards_are_of_the_present_schema(name):
     """As Grafana's typed models have it; none is migrated from an older one."""
     assert DOCUMENTS[name]["schemaVersion"] == Dashboard().schema_version
+
+
+@every
+def test_panels_are_of_types_that_the_oldest_grafana_has(name):
+    """None that was removed since, none that is newer; the README says which Grafana that is."""
+    major_and_minor = OLDEST_GRAFANA.rpartition(".")[0]
+    assert f"Oldest version: {major_and_minor}." in (ROOT / "dashboards" / "README.md").read_text()
+    assert {panel["type"] for panel in panels(DOCUMENTS[name])} <= TYPES
 
 
 @every
