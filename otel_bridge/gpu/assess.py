@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from otel_bridge import psi
     from otel_bridge.gpu.config import GpuConfig
-    from otel_bridge.gpu.detectors.tenancy import MemoryPressure
     from otel_bridge.gpu.levels import Level
 
 _LATEST = {
@@ -42,7 +42,7 @@ class Tenant:
     """
 
     name: str
-    pressure: MemoryPressure | None
+    pressure: psi.Pressure | None
 
 
 class Assessor:

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from otel_bridge import catalog
+from otel_bridge import catalog, psi
 from otel_bridge.firings import Firing
 from otel_bridge.gpu.assess import Assessor, Tenant
 from otel_bridge.gpu.board import Board
-from otel_bridge.gpu.detectors.tenancy import read_pressure
 from otel_bridge.gpu.history import Series
 from otel_bridge.gpu.levels import Level
-from otel_bridge.gpu.processes import UNKNOWN, Processes, pressure_file
+from otel_bridge.gpu.processes import UNKNOWN, Processes
 from otel_bridge.gpu.usage import Usage
 from otel_bridge.readings import Reading
 
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from otel_bridge.contracts import Clock
     from otel_bridge.firings import FiringSink
     from otel_bridge.gpu.config import GpuConfig
-    from otel_bridge.gpu.detectors.tenancy import MemoryPressure
     from otel_bridge.gpu.device import ProcessUse
     from otel_bridge.gpu.processes import Process
     from otel_bridge.readings import ReadingSink
@@ -263,11 +261,6 @@ class Hub:
         return self.usage.services.name_of(process) or process.pod or process.container
 
 
-def _pressure_of(process: Process) -> MemoryPressure | None:
-    path = pressure_file(process.cgroup) if process.cgroup else None
-    if path is None:
-        return None
-    try:
-        return read_pressure(path.read_text())
-    except OSError:  # gone, or the kernel counts no pressure
-        return None
+def _pressure_of(process: Process) -> psi.Pressure | None:
+    mount = psi.unified_mount() if process.cgroup else None
+    return psi.read(psi.file_of(mount, process.cgroup)) if mount is not None else None

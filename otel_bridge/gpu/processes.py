@@ -113,15 +113,6 @@ def _ancestors(pid: int, proc: Path) -> list[int]:
     return found
 
 
-def pressure_file(cgroup: str, proc: Path = PROC) -> Path | None:
-    """Where the kernel tells a cgroup's memory pressure; None without the unified hierarchy."""
-    for line in (proc / "self" / "mountinfo").read_text().splitlines():
-        before, _, after = line.partition(" - ")
-        if after.startswith("cgroup2 "):
-            return Path(before.split()[4]) / cgroup.lstrip("/") / "memory.pressure"
-    return None
-
-
 class Services:
     """Which service a container or process is, as the resources of spans say; any thread."""
 

@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from otel_bridge import psi
 from otel_bridge.findings import Finding, Verdict
 from otel_bridge.kernel import bcc, openssl, privileges
 from otel_bridge.kernel.backend import BTF
@@ -17,7 +18,6 @@ from otel_bridge.kernel.backend import choose as choose_backend
 from otel_bridge.kernel.discovery import PROC
 from otel_bridge.kernel.loader import choose, object_path
 from otel_bridge.kernel.openssl import Coverage, OpensslFile
-from otel_bridge.kernel.pressure import read_pressure
 from otel_bridge.kernel.probes import PROBES, is_wanted
 from otel_bridge.libbpf import BUILD_COMMAND
 from otel_bridge.libbpf.library import LibbpfError, Library
@@ -139,7 +139,7 @@ def survey(proc: Path = PROC, *, headers: str = "") -> Machine:
         objects=frozenset(probe.name for probe in PROBES if object_path(probe).exists()),
         openssl=openssl_files,
         unreadable=unreadable,
-        pressure=read_pressure(proc / "pressure" / "memory") is not None,
+        pressure=psi.read(proc / "pressure" / "memory") is not None,
     )
 
 

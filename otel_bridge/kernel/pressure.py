@@ -6,19 +6,19 @@ second misses neither, and needs no trigger per cgroup (nor the right to write t
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
 import structlog
 
-from otel_bridge import catalog
+from otel_bridge import catalog, psi
 from otel_bridge.errors import BridgeError
+from otel_bridge.psi import PROC
 from otel_bridge.readings import Reading
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
+    from pathlib import Path
 
     from otel_bridge.contracts import Clock
     from otel_bridge.readings import ReadingSink
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-PROC = Path("/proc")
 MACHINE = "/"
 """The root cgroup: all tasks."""
 
@@ -35,49 +34,6 @@ MAX_CGROUPS = 256
 
 RECHECK = 10.0
 """Seconds after which a process is asked again for its cgroup: it may have moved, or be another."""
-
-_LINE = re.compile(r"^(some|full) avg10=(\d+\.\d+) .*\btotal=(\d+)$", re.MULTILINE)
-
-
-@dataclass(frozen=True, slots=True)
-class Stall:
-    """How long tasks waited for memory.
-
-    Attributes:
-        share: of the last ten seconds, 0 to 1.
-        total: seconds since the cgroup was made.
-    """
-
-    share: float
-    total: float
-
-
-def parse_pressure(text: str) -> dict[str, Stall] | None:
-    """A memory.pressure file: by `some` (at least one task waited) and `full` (all that could run did).
-
-    None when it is of another form.
-    """
-    found = {
-        tasks: Stall(float(share) / 100, int(total) / 1e6) for tasks, share, total in _LINE.findall(text)
-    }
-    return found if found.keys() == {"some", "full"} else None
-
-
-def read_pressure(path: Path) -> dict[str, Stall] | None:
-    """`parse_pressure` of a file; None also when it cannot be read: no cgroup any more, or no PSI."""
-    try:
-        return parse_pressure(path.read_text())
-    except (OSError, UnicodeDecodeError):
-        return None
-
-
-def unified_mount(proc: Path = PROC) -> Path | None:
-    """Where the unified cgroup hierarchy is mounted: the only one that counts pressure."""
-    for line in (proc / "self" / "mountinfo").read_text().splitlines():
-        before, _, after = line.partition(" - ")
-        if after.startswith("cgroup2 "):
-            return Path(before.split()[4])
-    return None
 
 
 def unified_cgroup(pid: int, proc: Path = PROC) -> str:
@@ -111,12 +67,12 @@ class MemoryPressure:
         self._sinks = sinks
         self._proc = proc
         self._machine = proc / "pressure" / "memory"
-        if read_pressure(self._machine) is None:
+        if psi.read(self._machine) is None:
             raise BridgeError(
                 f"{self._machine} tells nothing: it takes Linux 4.20 with CONFIG_PSI=y; "
                 "mend with: boot with psi=1"
             )
-        self._mount = unified_mount(proc)
+        self._mount = psi.unified_mount(proc)
         self._asked: dict[int, tuple[float, str]] = {}
         self._totals: dict[tuple[str, str], float] = {}
         self._said_too_many = False
@@ -126,12 +82,13 @@ class MemoryPressure:
         files = {MACHINE: self._machine}
         for cgroup in self._cgroups_of(pids):
             assert self._mount is not None
-            files[cgroup] = self._mount / cgroup.lstrip("/") / "memory.pressure"
+            files[cgroup] = psi.file_of(self._mount, cgroup)
         now = self._clock.time_ns()
         readings = [
-            self._show(cgroup, tasks, stall, now)
+            self._show(cgroup, field.name, getattr(pressure, field.name), now)
             for cgroup, path in files.items()
-            for tasks, stall in (read_pressure(path) or {}).items()
+            if (pressure := psi.read(path)) is not None
+            for field in fields(pressure)
         ]
         self._forget({(reading.labels["cgroup"], reading.labels["tasks"]) for reading in readings})
         for sink in self._sinks:
@@ -159,7 +116,7 @@ class MemoryPressure:
         shown = sorted(names, key=lambda name: ((name, "some") not in self._totals, name))
         return shown[:MAX_CGROUPS]
 
-    def _show(self, cgroup: str, tasks: str, stall: Stall, now: int) -> Reading:
+    def _show(self, cgroup: str, tasks: str, stall: psi.Stall, now: int) -> Reading:
         before = self._totals.get((cgroup, tasks), stall.total)
         self._share.labels(cgroup, tasks).set(stall.share)
         # A cgroup that was made anew under the same name begins at nothing.

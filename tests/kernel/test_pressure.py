@@ -6,8 +6,7 @@ import os
 
 import pytest
 
-from otel_bridge import catalog
-from otel_bridge.kernel.pressure import read_pressure, unified_mount
+from otel_bridge import catalog, psi
 from tests.support.cgroups import MIB, MemoryCgroup, MissingControllerError
 from tests.support.kernel import eventually, followed, monitoring
 
@@ -28,7 +27,7 @@ def limited():
 @pytest.fixture
 def unified(limited):
     """A cgroup of the unified hierarchy, the limited one where that is version 2."""
-    mount = unified_mount()
+    mount = psi.unified_mount()
     if mount is None or not (mount / "cgroup.procs").exists():
         pytest.skip("needs the unified cgroup hierarchy: mount -t cgroup2 none /sys/fs/cgroup/unified")
     if limited.path.is_relative_to(mount):
@@ -58,12 +57,12 @@ def test_a_cgroup_that_reclaims_all_the_time_is_under_pressure(limited, unified,
         followed(monitor, worker.pid)
         # From the first look on the count is the kernel's.
         eventually("the cgroup is shown", lambda: name in shown(monitor))
-        before = read_pressure(unified / "memory.pressure")
+        before = psi.read(unified / "memory.pressure")
         worker.do({"do": "read_file", "span": 1, "path": str(path), "times": 5})
-        after = read_pressure(unified / "memory.pressure")
+        after = psi.read(unified / "memory.pressure")
     assert before is not None
     assert after is not None
-    grown = after["some"].total - before["some"].total
+    grown = after.some.total - before.some.total
     assert grown > 0, "nothing was reclaimed"
     assert monitor.telemetry.value(catalog.KERNEL_MEMORY_STALLED, **stalled) == pytest.approx(grown, rel=0.05)
     assert shown(monitor) >= {name, "/"}

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from otel_bridge.gpu.config import TenancyConfig
-
-_AVERAGE = re.compile(r"^(some|full) avg10=(\d+(?:\.\d+)?)", re.MULTILINE)
+    from otel_bridge.psi import Pressure
 
 
 class Stall(IntEnum):
@@ -30,32 +27,11 @@ class Evidence(Enum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryPressure:
-    """A cgroup's memory.pressure.
-
-    Attributes:
-        some: share of the last 10 s in which some task waited for memory.
-        full: share in which all did.
-    """
-
-    some: float
-    full: float
-
-
-def read_pressure(text: str) -> MemoryPressure | None:
-    """The content of a memory.pressure file; None where it is not that."""
-    found = {kind: float(value) / 100 for kind, value in _AVERAGE.findall(text)}
-    if "some" not in found or "full" not in found:
-        return None
-    return MemoryPressure(found["some"], found["full"])
-
-
-def stall_of(pressure: MemoryPressure, config: TenancyConfig) -> Stall:
+def stall_of(pressure: Pressure, config: TenancyConfig) -> Stall:
     """Medium when some tasks wait, critical when all do, above their limits."""
-    if pressure.full > config.critical:
+    if pressure.full.share > config.critical:
         return Stall.CRITICAL
-    return Stall.MEDIUM if pressure.some > config.medium else Stall.NONE
+    return Stall.MEDIUM if pressure.some.share > config.medium else Stall.NONE
 
 
 def evidence_of(

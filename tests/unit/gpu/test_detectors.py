@@ -7,15 +7,14 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from otel_bridge import psi
 from otel_bridge.gpu.config import PreemptionConfig, SawtoothConfig, TenancyConfig
 from otel_bridge.gpu.detectors.preemption import detect_preemption
 from otel_bridge.gpu.detectors.sawtooth import detect_sawtooth
 from otel_bridge.gpu.detectors.tenancy import (
     Evidence,
-    MemoryPressure,
     Stall,
     evidence_of,
-    read_pressure,
     stall_of,
 )
 
@@ -221,7 +220,7 @@ def test_the_verdict_is_that_of_its_definition(values):
 )
 def test_stalls_have_exact_limits(some, full, stall):
     """Medium above 0.1, critical above 0.05."""
-    assert stall_of(MemoryPressure(some, full), TENANCY) == stall
+    assert stall_of(psi.Pressure(psi.Stall(some, 0.0), psi.Stall(full, 0.0)), TENANCY) == stall
 
 
 @pytest.mark.parametrize(
@@ -238,13 +237,3 @@ def test_stalls_have_exact_limits(some, full, stall):
 def test_a_stall_is_held_against_the_card_s_activity(stall, sm, dram, evidence):
     """Who starves, who contends, and what cannot be said."""
     assert evidence_of(stall, sm, dram, TENANCY) is evidence
-
-
-def test_pressure_is_read_as_the_kernel_writes_it():
-    """And nothing else is."""
-    text = (
-        "some avg10=12.34 avg60=1.00 avg300=0.10 total=123\nfull avg10=5.00 avg60=0.50 avg300=0.05 total=45\n"
-    )
-    assert read_pressure(text) == MemoryPressure(pytest.approx(0.1234), 0.05)
-    for broken in ("", "some avg10=1", "full avg10=x"):
-        assert read_pressure(broken) is None

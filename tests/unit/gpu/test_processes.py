@@ -7,7 +7,7 @@ import os
 import pytest
 
 from otel_bridge import catalog
-from otel_bridge.gpu.processes import Processes, pressure_file, read_process
+from otel_bridge.gpu.processes import Processes, read_process
 from tests.support.gpu import gpu
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -129,14 +129,3 @@ def test_a_number_that_is_given_anew_is_another_process(proc):
     assert processes.find(4000, 5.0).began == 1
     assert processes.find(4000, 11.0).began == 2
     assert processes.find(4001, 0.0) is None
-
-
-def test_the_pressure_file_is_in_the_unified_hierarchy(tmp_path):
-    """Wherever that is mounted; nowhere, there is none."""
-    mounts = tmp_path / "self" / "mountinfo"
-    mounts.parent.mkdir()
-    mounts.write_text("30 20 0:26 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n")
-    found = pressure_file("/kubepods/x", tmp_path)
-    assert str(found) == "/sys/fs/cgroup/unified/kubepods/x/memory.pressure"
-    mounts.write_text("30 20 0:26 / / rw - ext4 /dev/root rw\n")
-    assert pressure_file("/kubepods/x", tmp_path) is None

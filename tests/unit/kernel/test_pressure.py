@@ -12,9 +12,6 @@ from otel_bridge.kernel.pressure import (
     MAX_CGROUPS,
     RECHECK,
     MemoryPressure,
-    Stall,
-    parse_pressure,
-    read_pressure,
     unified_cgroup,
 )
 from otel_bridge.telemetry import Telemetry
@@ -78,20 +75,6 @@ class Machine:
 def machine(tmp_path):
     """A calm machine without followed processes."""
     return Machine(tmp_path)
-
-
-def test_both_lines_are_read():
-    """Per cent and microseconds become shares and seconds."""
-    found = parse_pressure(text(some=12.5, full=0.25, some_total=1_500_000, full_total=7))
-    assert found == {"some": Stall(0.125, 1.5), "full": Stall(0.0025, 7e-6)}
-
-
-@pytest.mark.parametrize("wrong", ["", text().splitlines()[0], "full of it", "\0" * 99])
-def test_what_is_no_pressure_is_none(tmp_path, wrong):
-    """Short files, and others; text or not."""
-    assert parse_pressure(wrong) is None
-    (tmp_path / "memory.pressure").write_bytes(wrong.encode() + b"\xff")
-    assert read_pressure(tmp_path / "memory.pressure") is None
 
 
 def test_followed_processes_cgroups_and_the_machine_are_shown(machine):
