@@ -258,6 +258,14 @@ DERIVE_REPEATED = Metric(
     "{span}",
     "Spans that tell of a call of a model which another span was counted for.",
 )
+DERIVE_WITHOUT_USAGE = Metric(
+    "otel_bridge_derive_calls_without_usage",
+    Kind.COUNTER,
+    "{call}",
+    "Calls of a model that did not fail and tell of no tokens, by the side that tells of them: token metrics "
+    "lack them.",
+    ("side",),
+)
 DERIVE_PUSHES = Metric(
     "otel_bridge_derive_pushes",
     Kind.COUNTER,

@@ -18,6 +18,7 @@ from otel_bridge.groups import (
     Calls,
     Column,
 )
+from otel_bridge.model import StatusCode
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -39,6 +40,7 @@ _RESPONSE_ID = "gen_ai.response.id"
 _REQUEST_ID = "gen_ai.request.id"
 _INPUT_TOKENS = "gen_ai.usage.input_tokens"
 _OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
+_STREAM = "gen_ai.request.stream"
 _FIRST_CHUNK = "gen_ai.response.time_to_first_chunk"
 _INSIDE = (
     catalog.GEN_AI_SERVER_QUEUE_TIME.key,
@@ -62,13 +64,14 @@ class CallSpans:
     """Tells spans that count for a call from those that tell of it once more.
 
     A span tells of a call when its operation is one (chat, text completion, embeddings, …), or when it has no
-    operation and has tokens. SERVER and CONSUMER spans, and those with times that only an engine knows, tell
-    of it from the server's side, all others from the client's.
+    operation and has tokens, says whether it streams, or is a whole inference of Triton's. SERVER and CONSUMER
+    spans, and those with times that only an engine knows, tell of it from the server's side, all others from
+    the client's.
     """
 
     def __init__(self, plan: PlanBuilder, capacity: int) -> None:
         self._calls = Calls(capacity)
-        self._tokens = (plan.want(_INPUT_TOKENS), plan.want(_OUTPUT_TOKENS))
+        self._marks = (plan.want(_INPUT_TOKENS), plan.want(_OUTPUT_TOKENS), plan.want(_STREAM))
         self._inside = tuple(plan.want(key) for key in _INSIDE)
         self._response_id = plan.want(_RESPONSE_ID)
         self._request_id = plan.want(_REQUEST_ID)
@@ -78,10 +81,13 @@ class CallSpans:
         self._calls = older._calls
 
     def tell(
-        self, batch: Batch, labelled: Labelled, taken: Mask
+        self, batch: Batch, labelled: Labelled, taken: Mask, inferences: Mask | None
     ) -> tuple[NDArray[np.uint8], NDArray[np.uint8] | None]:
-        """For each span its role and what `groups.Calls.tell` says of it; None: no span tells of a call."""
-        roles = self._roles(batch, labelled, taken)
+        """For each span its role and what `groups.Calls.tell` says of it; None: no span tells of a call.
+
+        `inferences` are those of Triton's.
+        """
+        roles = self._roles(batch, labelled, taken, inferences)
         some = bool(np.count_nonzero(roles))
         if not some and not len(self._calls):
             return roles, None
@@ -97,12 +103,16 @@ class CallSpans:
         said = self._calls.tell(batch.spans, roles, labelled.texts, labelled.services, ids)
         return roles, said if some else None
 
-    def _roles(self, batch: Batch, labelled: Labelled, taken: Mask) -> NDArray[np.uint8]:
+    def _roles(
+        self, batch: Batch, labelled: Labelled, taken: Mask, inferences: Mask | None
+    ) -> NDArray[np.uint8]:
         tells = labelled.having(Trait.CALL)
         unnamed = labelled.having(Trait.NO_OPERATION)
-        for slot in self._tokens:
+        for slot in self._marks:
             if batch.resolved_has(slot):
                 tells |= unnamed & ~np.isnan(batch.resolved_numbers(slot))
+        if inferences is not None:
+            tells |= unnamed & inferences
         tells &= taken
         if not np.count_nonzero(tells):
             return np.full(len(batch), NO_ROLE, "u1")
@@ -131,7 +141,7 @@ class Measures:
         roles: NDArray[np.uint8],
         said: NDArray[np.uint8],
         seconds: F8,
-    ) -> None:
+    ) -> dict[str, int]:
         """Observe the calls of one request.
 
         Args:
@@ -140,6 +150,9 @@ class Measures:
             roles: of its spans.
             said: of its spans, by `groups.Calls`.
             seconds: their durations.
+
+        Returns:
+            By side, how many calls that did not fail tell of no tokens.
         """
         first_of_call, first_of_id = (said & FIRST_OF_CALL) > 0, (said & FIRST_OF_ID) > 0
         client = (roles == CLIENT) & first_of_call
@@ -166,6 +179,11 @@ class Measures:
         observe(catalog.DERIVED_SERVER_TOKENS, answers, tokens_out, variant="output", largest=MAX_TOKENS)
         times = self._token_times(batch, request, first, tokens_out)
         observe(catalog.DERIVED_SERVER_TOKEN_TIME, answers, times, largest=MAX_SECONDS)
+        without = np.isnan(tokens_in) & np.isnan(tokens_out) & (batch.spans["status"] != StatusCode.ERROR)
+        return {
+            "client": int(np.count_nonzero(client & without)),
+            "server": int(np.count_nonzero(calls & without)),
+        }
 
     def _token_times(self, batch: Batch, request: F8, first: F8, tokens: F8) -> F8:
         """Time a token after the first: as told, from the decoding time, or from what followed the first."""

@@ -14,6 +14,7 @@ from otel_bridge.connectors.derive.calls import CallSpans, Measures
 from otel_bridge.connectors.derive.causes import EVENTS, TIMES
 from otel_bridge.connectors.derive.labels import Labels, Trait
 from otel_bridge.connectors.derive.series import Observed, Reader, Series
+from otel_bridge.connectors.derive.triton import Triton
 from otel_bridge.groups import FIRST_OF_CALL, NO_ROLE, TELLS
 
 if TYPE_CHECKING:
@@ -97,12 +98,15 @@ class Derive:
         self.metrics = Metrics(config, self._labels)
         self._calls = CallSpans(plan, config.max_calls)
         self._measures = Measures(plan)
+        self._triton = Triton(plan)
         self._batch_size = plan.want(catalog.LLM_BATCH_SIZE.key)
         self._prompt_bytes = plan.want(catalog.LLM_PROMPT_LEN.key)
         self._times = tuple((cause, plan.want(cause.attribute.key)) for cause in TIMES)
         self._events = tuple((cause, plan.want(cause.attribute.key)) for cause in EVENTS)
         self._bad = telemetry.counter(catalog.DERIVE_BAD_VALUES)
         self._repeated = telemetry.counter(catalog.DERIVE_REPEATED)
+        without_usage = telemetry.counter(catalog.DERIVE_WITHOUT_USAGE)
+        self._without_usage = {side: without_usage.labels(side) for side in ("client", "server")}
         self._overflow = telemetry.counter(catalog.DERIVE_OVERFLOW)
         self._expired = telemetry.counter(catalog.DERIVE_EXPIRED)
         self._count = telemetry.gauge(catalog.DERIVE_SERIES)
@@ -147,13 +151,18 @@ class Derive:
                 self.metrics, self._labels, Observed(batch.spans, labelled.cells.tobytes(), ended, now, wall)
             )
             self._observe_spans(observer, labelled, seconds, taken)
-            roles, said = self._calls.tell(batch, labelled, taken)
+            inferences, within = self._triton.models(batch) or (None, None)
+            roles, said = self._calls.tell(batch, labelled, taken, inferences)
             if said is None:
                 counted = taken
             else:
                 counted = taken & ((roles == NO_ROLE) | ((said & FIRST_OF_CALL) > 0))
                 self._repeated.inc(int(np.count_nonzero((roles != NO_ROLE) & ((said & TELLS) == 0))))
-                self._measures.observe(batch, observer.values, roles, said, seconds)
+                without_usage = self._measures.observe(batch, observer.values, roles, said, seconds)
+                for side, calls in without_usage.items():
+                    self._without_usage[side].inc(calls)
+            if within is not None:
+                counted = counted & ~within
             self._observe_sizes(batch, observer, labelled, counted)
             self._observe_causes(batch, observer, taken)
             if self._labels.full:
