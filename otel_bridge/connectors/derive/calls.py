@@ -64,9 +64,9 @@ class CallSpans:
     """Tells spans that count for a call from those that tell of it once more.
 
     A span tells of a call when its operation is one (chat, text completion, embeddings, …), or when it has no
-    operation and has tokens, says whether it streams, or is a whole inference of Triton's. SERVER and CONSUMER
-    spans, and those with times that only an engine knows, tell of it from the server's side, all others from
-    the client's.
+    operation and has tokens, says whether it streams, or is a whole inference of Triton's. SERVER and
+    CONSUMER spans, and those with times that only an engine knows, tell of it from the server's side, all
+    others from the client's.
     """
 
     def __init__(self, plan: PlanBuilder, capacity: int) -> None:
