@@ -21,14 +21,16 @@ def bridge(
     """The bridge with its defaults, save what the Collector does not do.
 
     Content is kept and not searched, contexts are not checked, no rules are evaluated (rules.py measures
-    them), and no metrics are derived unless settings for that are given: what it costs is measured against
-    the Collector's own connector (spanmetrics.py). Kernel probes are off: loaded by a bench that runs as
-    root, they would weigh on every process of the machine, on the Collector, the load and the sinks too.
+    them), no traces are kept for /ui, and no metrics are derived unless settings for that are given: what it
+    costs is measured against the Collector's own connector (spanmetrics.py). Kernel probes are off: loaded by
+    a bench that runs as root, they would weigh on every process of the machine, on the Collector, the load
+    and the sinks too.
     """
     name, endpoint = _destination(transport, sink_port)
     config = {
         "kernel": {"mode": "off"},
         "rules": {"enabled": False},
+        "service": {"ui": {"enabled": False}},
         "processors": {
             "redact": {"content": "keep", "patterns": []},
             "consistency": {"enabled": False},
