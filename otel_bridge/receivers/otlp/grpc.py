@@ -11,6 +11,7 @@ import grpc.aio
 from otel_bridge.errors import MalformedRequestError, RetryableError
 from otel_bridge.listeners.address import cannot_listen
 from otel_bridge.listeners.auth import BearerAuth
+from otel_bridge.listeners.deadlines import Deadlines
 from otel_bridge.listeners.tls import Certificates
 from otel_bridge.model import Signal
 from otel_bridge.receivers.otlp import answer, status
@@ -43,6 +44,7 @@ class GrpcServer:
     def __init__(self, config: GrpcConfig, consumer: Consumer, telemetry: Telemetry) -> None:
         self.port = config.endpoint.port
         self._config = config
+        self._deadlines = Deadlines(config.read_timeout)
         self._intake = Intake(
             "grpc",
             consumer,
@@ -111,7 +113,7 @@ class GrpcServer:
         damaged, or in an unknown compression, gRPC ends the call with its own status and no message comes.
         """
         try:
-            async with asyncio.timeout(self._config.read_timeout):
+            with self._deadlines.within():
                 message = await context.read()
         except TimeoutError:
             raise RetryableError(

@@ -19,6 +19,7 @@ from otel_bridge.errors import (
 from otel_bridge.listeners.address import cannot_listen
 from otel_bridge.listeners.auth import BearerAuth
 from otel_bridge.listeners.connection import Connection
+from otel_bridge.listeners.deadlines import Deadlines
 from otel_bridge.listeners.tls import Certificates
 from otel_bridge.model import Signal
 from otel_bridge.receivers.otlp import answer, otlp_json, status
@@ -60,6 +61,7 @@ class HttpServer:
     def __init__(self, config: HttpConfig, consumer: Consumer, telemetry: Telemetry) -> None:
         self.port = config.endpoint.port
         self._config = config
+        self._deadlines = Deadlines(config.read_timeout)
         self._mended = telemetry.counter(catalog.RECEIVER_MENDED_STRINGS)
         self._intake = Intake("http", consumer, telemetry, limit=config.max_concurrent_requests, codes=_CODES)
         self._auth: BearerAuth | None = None
@@ -184,7 +186,7 @@ class HttpServer:
         chunks: list[bytes] = []
         size = 0
         try:
-            async with asyncio.timeout(self._config.read_timeout):
+            with self._deadlines.within():
                 async for chunk in request.content.iter_any():
                     size += len(chunk)
                     if size > limit:
