@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 class Deadlines:
     """Waits that may all take equally long, for the tasks of one event loop.
 
-    `asyncio.timeout` makes a timer for each wait, of which nearly all are cancelled again. Here waits stand in
-    the order in which they began, and one timer runs to the end of the oldest.
+    `asyncio.timeout` makes a timer for each wait, of which nearly all are cancelled again. Here waits stand
+    in the order in which they began, and one timer runs to the end of the oldest.
 
     Args:
         seconds: that each may take.
