@@ -490,11 +490,22 @@ class Discovery:
             return True
         if len(self._files) >= MAX_FILES:
             self._files.clear()
-        for file in new:
-            if file.key not in judgement.unsettled:
-                known = self._files[file.key] = _Known(file.key in judgement.carriers, _content(file))
-                self._cover(file, known.content)
+        settled = [file for file in new if file.key not in judgement.unsettled]
+        for file in settled:
+            known = self._files[file.key] = _Known(file.key in judgement.carriers, _content(file))
+            self._cover(file, known.content)
+        self._forget_unreached(pid, settled)
         return not judgement.unsettled
+
+    def _forget_unreached(self, pid: int, files: list[MappedFile]) -> None:
+        """A file is reached through the process: where it is gone, what is in it was not found out.
+
+        The next one that maps the file is asked, instead of none ever again.
+        """
+        still = {((device, int(inode)), path) for _, _, device, inode, path in _code_lines(pid, self._proc)}
+        for file in files:
+            if (file.identity, file.path) not in still and self._files[file.key].content not in self._covered:
+                del self._files[file.key]
 
     def _cover(self, file: MappedFile, content: Content) -> None:
         attached = self._covered.get(content, {})

@@ -42,7 +42,7 @@ def test_retransmits_are_on_the_span_that_sent(start_worker, namespace):
         followed(monitor, worker.pid)
         [port] = worker.do({"do": "serve"})
         drop_some(namespace, port)
-        jobs = [{"do": "upload", "span": n, "port": port, "size": 40_000, "times": 3} for n in SPANS]
+        jobs = [{"do": "upload", "span": n, "port": port, "size": 40_000, "times": 11} for n in SPANS]
         counted_by_sockets = dict(zip(SPANS, worker.do(*jobs), strict=True))
     assert sum(counted_by_sockets.values()) > len(SPANS), "too few packets were dropped"
     # An event may be two segments that were lost together.
@@ -59,7 +59,7 @@ def test_retransmits_are_on_the_span_that_sent(start_worker, namespace):
         records["bytes"][records["state"] == state] for state in (TCP_ESTABLISHED, TCP_SYN_SENT)
     )
     assert len(established) > 0
-    assert ((established > 0) & (established <= 3 * 40_000)).all()
+    assert ((established > 0) & (established <= 40_000)).all()
     assert (connecting == 0).all()
 
 
@@ -70,7 +70,7 @@ def test_on_a_kept_connection_each_span_has_those_of_its_own_bytes(start_worker,
         followed(monitor, worker.pid)
         [port] = worker.do({"do": "serve"})
         drop_some(namespace, port)
-        job = {"do": "upload_kept", "port": port, "size": 400_000}
+        job = {"do": "upload_kept", "port": port, "size": 1_000_000}
         counted_by_socket = {}
         for span in SPANS:
             [counted_by_socket[span]] = worker.do(job | {"span": span})

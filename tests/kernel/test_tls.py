@@ -15,7 +15,7 @@ import trustme
 
 from otel_bridge.kernel.records import TLS_ABANDONED, TlsRole
 from otel_bridge.model import KernelEventKind, Match
-from tests.support.kernel import eventually, followed, monitoring
+from tests.support.kernel import covers, eventually, followed, monitoring
 
 pytestmark = pytest.mark.usefixtures("each_backend")
 
@@ -74,7 +74,7 @@ def observed(worker):
     """The TLS probe at work, with the worker followed and its libssl covered."""
     with monitoring("tls") as monitor:
         followed(monitor, worker.pid)
-        eventually("libssl is covered", lambda: monitor.covered("tls"))
+        eventually("libssl is covered", lambda: covers(monitor, "tls", worker.pid, "libssl"))
         yield monitor
 
 

@@ -87,28 +87,31 @@ def serve(job: dict[str, Any]) -> int:
 
 
 def upload(job: dict[str, Any]) -> int:
-    """Send until the peer has everything; answers how many segments the kernel says it sent again."""
+    """Send so many pieces, each until the peer has it; answers how many segments were sent again."""
     with socket.create_connection(("127.0.0.1", job["port"])) as client:
         for _ in range(job["times"]):
             client.sendall(b"x" * job["size"])
+            acknowledged(client)
         client.shutdown(socket.SHUT_WR)
         assert client.recv(1) == b""
         return total_retransmits(client)
 
 
 def upload_kept(job: dict[str, Any]) -> int:
-    """Send on a connection that other jobs use as well; answers as `upload`, for this job alone.
-
-    The peer has everything when its queue is read out and nothing is left to be acknowledged.
-    """
+    """Send on a connection that other jobs use as well; answers as `upload`, for this job alone."""
     client = kept.get(job["port"])
     before = total_retransmits(client) if client else 0
     if client is None:
         client = kept[job["port"]] = socket.create_connection(("127.0.0.1", job["port"]))
     client.sendall(b"x" * job["size"])
+    acknowledged(client)
+    return total_retransmits(client) - before
+
+
+def acknowledged(client: socket.socket) -> None:
+    """Wait until nothing is left that the peer's kernel does not have."""
     while struct.unpack("i", fcntl.ioctl(client, SIOCOUTQ, bytes(4)))[0]:
         time.sleep(0.005)
-    return total_retransmits(client) - before
 
 
 def total_retransmits(client: socket.socket) -> int:

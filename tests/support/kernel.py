@@ -256,6 +256,17 @@ def nothing_more_held(before: tuple[int, int]) -> None:
     eventually("as few as before", lambda: all(now <= then for now, then in zip(held(), before, strict=True)))
 
 
+def covers(monitor: Monitor, probe: str, pid: int, name: str) -> bool:
+    """Whether a probe hangs on the library of this name that a process has mapped; there may be others."""
+    mapped = {
+        Path(line.split()[-1]).name
+        for line in Path(f"/proc/{pid}/maps").read_text().splitlines()
+        if line.rpartition("/")[2].startswith(name)
+    }
+    files = [Path(f"/proc/self/fd/{file.fd}").readlink() for file in monitor.files(probe)]
+    return bool(mapped) and mapped <= {path.name for path in files}
+
+
 def in_threads(*functions: Any) -> None:
     """Run functions at the same time, and raise what one of them raises."""
     failures: list[BaseException] = []

@@ -102,4 +102,4 @@ def export(port: int, request: bytes) -> None:
     """One OTLP/gRPC export, as an application makes it."""
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         call = channel.unary_unary(f"/{SERVICES['traces']}/Export")
-        call(request, timeout=20, wait_for_ready=True)
+        call(request, timeout=120, wait_for_ready=True)

@@ -204,6 +204,24 @@ async def test_running_processes_are_found_at_the_start(world):
     assert sorted(world.told) == [(EXEC, 7), (EXEC, 8)]
 
 
+async def test_a_file_that_went_away_with_its_process_is_asked_of_the_next_one(world, monkeypatch):
+    """It is reached through the process, which may end at that very moment."""
+    attach = world.libssl.attach
+
+    def go_away(_file):
+        world.end(7)
+        monkeypatch.setattr(world.libssl, "attach", attach)
+
+    monkeypatch.setattr(world.libssl, "attach", go_away)
+    world.run(7, LIBSSL)
+    await world.pass_time(1)
+    assert not (world.proc / "7").exists()
+    assert world.libssl.attached == []
+    world.run(8, LIBSSL)
+    await world.pass_time(1)
+    assert world.libssl.attached == ["/usr/lib/libssl.so.3"]
+
+
 async def test_what_is_loaded_late_is_found_at_once(world):
     """An interpreter imports its TLS module and the publisher when it comes to it."""
     world.discovery.step()
