@@ -68,6 +68,9 @@ class KeepConfig(_Model):
             catalog.KERNEL_BLOCK_SLOW.key: 1,
             catalog.KERNEL_MEMORY_OOM_KILLS.key: 1,
             catalog.KERNEL_MEMORY_LONG_RECLAIMS.key: 1,
+            catalog.KERNEL_TLS_HANDSHAKE_TIME.key: 500e6,
+            catalog.KERNEL_CUDA_OUT_OF_MEMORY.key: 1,
+            catalog.KERNEL_CUDA_FAILURES.key: 1,
         },
         description="Traces with a span on which one of these attributes of the join is at least so much.",
     )

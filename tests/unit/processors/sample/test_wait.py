@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 
 import pytest
 
@@ -10,6 +11,7 @@ from otel_bridge import catalog
 from otel_bridge.errors import QueueFullError, RetryableError, StartError
 from otel_bridge.pipeline import build_steps
 from otel_bridge.processors.sample.hold import TICK
+from otel_bridge.processors.sample.threshold import FULL
 from otel_bridge.settings import ProcessorSettings
 from tests.support.sampling import FAST, WALL, Sampling, span, trace_id, until_idle
 from tests.unit.processors.join.test_join import retransmits
@@ -52,6 +54,8 @@ async def test_nothing_leaves_before_the_verdict():
         (SLOW, "slow"),
         ({"attributes": {"kernel.tcp.retransmits": 1}}, "kernel"),
         ({"attributes": {"kernel.sched.run_queue.max": 10_000_000}}, "kernel"),
+        ({"attributes": {"kernel.tls.handshake.time": 500_000_000}}, "kernel"),
+        ({"attributes": {"kernel.cuda.out_of_memory": 1}}, "kernel"),
         ({"attributes": {"sampling.priority": 1}}, "priority"),
     ],
 )
@@ -80,6 +84,7 @@ async def test_a_span_that_tells_keeps_its_trace(tells, reason):
         {"end_time_unix_nano": WALL - 5_000_000_000},
         {"attributes": {"kernel.tcp.retransmits": 0}},
         {"attributes": {"kernel.sched.run_queue.max": 9_999_999}},
+        {"attributes": {"kernel.tls.handshake.time": 499_999_999}},
         {"attributes": {"kernel.sched.off_cpu.max": 10**12}},
         {"status": {"code": 1}},
     ],
@@ -148,6 +153,41 @@ async def test_adjusted_counts_with_errors_that_are_always_kept():
         counts[one.status.code == 2] += (1 << 56) / ((1 << 56) - threshold)
     assert counts[True] == 200
     assert counts[False] == pytest.approx(19_800, rel=0.02)
+    await sampling.pipeline.stop(1.0)
+
+
+async def test_adjusted_counts_over_an_hour_of_traces_that_wait():
+    """The defaults: ten traces of two spans a second, with surges; some fail, are slow or hit, by one span.
+
+    Randomness is spread evenly (multiples of the golden ratio), so that chance has no share in what is off.
+    """
+    sampling = await started(hold="memory")
+    tells = {7: ERROR, 107: SLOW, 207: {"attributes": {"kernel.tcp.retransmits": 1}}}
+    sent, stood_for, parts, number = 0, 0.0, Counter(), 0
+    for second in range(3600 + 11):
+        count = 0 if second >= 3600 else 15 if (second // 300) % 3 == 2 else 10
+        traces = range(number, number + count)
+        number += count
+        for part in (0, 1) if count else ():
+            await sampling.send(
+                *(
+                    span(one * 0.6180339887498949 % 1, one, span_id=bytes([part + 1] * 8))
+                    | (tells.get(one % 300, {}) if part else {"kind": 1, "parent_span_id": b"\x02" * 8})
+                    for one in traces
+                )
+            )
+        sent += 2 * count
+        await sampling.clock.advance(1.0)
+        for one in sampling.destination.spans:
+            stood_for += FULL / (FULL - int(one.trace_state.removeprefix("ot=th:").ljust(14, "0"), 16))
+            parts[one.trace_id] += 1
+        sampling.destination.sent.clear()
+    assert sent == 2 * 42_000
+    assert stood_for == pytest.approx(sent, rel=0.02)
+    assert set(parts.values()) == {2}
+    for reason in ("error", "slow", "kernel"):
+        kept = sampling.telemetry.value(catalog.SAMPLE_SPANS, verdict="kept", reason=reason)
+        assert kept == 2 * 42_000 / 300
     await sampling.pipeline.stop(1.0)
 
 
