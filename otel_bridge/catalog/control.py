@@ -55,6 +55,12 @@ CONTROL_DECISIONS = Metric(
     "Answers to gateways by interface and result (allowed, probe, refused, limited).",
     ("interface", "result"),
 )
+CONTROL_ANSWERING_RESTARTS = Metric(
+    "otel_bridge_control_answering_restarts",
+    Kind.COUNTER,
+    "{restart}",
+    "Restarts of the process that answers gateways, where it is one of its own.",
+)
 CONTROL_DECISION_DURATION = Metric(
     "otel_bridge_control_decision_duration_seconds",
     Kind.HISTOGRAM,

@@ -56,6 +56,13 @@ class Replicas(Protocol):
         """Do it to the shared record first; None: they could not be reached."""
 
 
+class Mirror(Protocol):
+    """Shows elsewhere what breakers are."""
+
+    def show(self, breaker: Breaker) -> None:
+        """A breaker's record is another now; called under the lock."""
+
+
 class ActionSink(Protocol):
     """Where changes go that are followed a little later."""
 
@@ -90,6 +97,7 @@ class Board:
         self.lock = threading.RLock()
         self.replicas: Replicas | None = None
         self.actions: ActionSink | None = None
+        self.mirror: Mirror | None = None
         self.refusing: dict[str, Breaker] = {}
         self._replica = replica
         self._breakers: OrderedDict[str, Breaker] = OrderedDict()
@@ -296,6 +304,8 @@ class Board:
         breaker.record = after
         self.store.save(breaker.key, after)
         self._index(breaker)
+        if self.mirror is not None:
+            self.mirror.show(breaker)
         moved = (before.state, before.mode, before.since) != (after.state, after.mode, after.since)
         grew = breaker.traffic(after) is State.OPEN and after.until >= before.until + _RENEWAL
         if moved or grew:

@@ -307,6 +307,11 @@ class HttpDecisionsConfig(ListenerConfig):
 
     enabled: bool = True
     endpoint: EndpointText = Field(Endpoint("127.0.0.1", 9465), description="Where to listen.")
+    process: Literal["shared", "own"] = Field(
+        "shared",
+        description="own: a process of its own answers, so that spans never keep a decision waiting; it "
+        "takes some 60 MB. Permits for probes, and rate limits, are still the bridge's to give.",
+    )
 
     @model_validator(mode="after")
     def _protected(self) -> Self:

@@ -15,12 +15,13 @@ from otel_bridge.control.actions.verbosity import VerbosityAction
 from otel_bridge.control.actions.webhook import Webhook
 from otel_bridge.control.alertmanager import AlertmanagerWebhook
 from otel_bridge.control.alerts import AlertBook
+from otel_bridge.control.answering.supervisor import OwnProcess
 from otel_bridge.control.board import Board
 from otel_bridge.control.calls import CallTap
 from otel_bridge.control.decider import Decider
 from otel_bridge.control.gate.keeper import Keeper
 from otel_bridge.control.grpc_decisions import GrpcDecisions
-from otel_bridge.control.http_decisions import HttpDecisions
+from otel_bridge.control.http_decisions import DecisionMetrics, HttpDecisions
 from otel_bridge.control.limits.claims import Claims
 from otel_bridge.control.limits.limiter import Limiter
 from otel_bridge.control.limits.usage import UsageTap
@@ -34,6 +35,7 @@ from otel_bridge.verbosity import Verbosity
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from otel_bridge.batch import Batch, PlanBuilder
     from otel_bridge.breakers import Action, Gate
@@ -106,11 +108,7 @@ class Control:
         if self.strategies is not None:
             telemetry.registry.register(self.strategies)
         decisions, alertmanager = config.decisions, config.alertmanager
-        self.http = (
-            HttpDecisions(decisions.http, self.decider, questions, telemetry, self.strategies)
-            if decisions.http.enabled
-            else None
-        )
+        self.http = self._http(questions, telemetry) if decisions.http.enabled else None
         self.grpc = (
             GrpcDecisions(decisions.grpc, self.decider, questions, telemetry, self.strategies)
             if decisions.grpc.enabled
@@ -123,6 +121,23 @@ class Control:
         self.operators = Operators(config.operators, self.board, self.history, self.limiter)
         self._started: list[Component] = []
         self._ticker: asyncio.Task[None] | None = None
+
+    def _http(self, questions: Questions, telemetry: Telemetry) -> HttpDecisions | OwnProcess:
+        config = self.config.decisions.http
+
+        def here(path: Path | None = None) -> HttpDecisions:
+            # Who asks at the socket has been let in already.
+            found = config if path is None else config.model_copy(update={"auth": None, "tls": None})
+            return HttpDecisions(
+                found,
+                self.decider,
+                questions,
+                lambda interface: DecisionMetrics(telemetry, interface),
+                self.strategies,
+                path=path,
+            )
+
+        return OwnProcess(self.config, self.board, telemetry, here) if config.process == "own" else here()
 
     def tap(self, columns: PlanBuilder) -> TraceProcessor | None:
         """A step of the data path that tells of calls and of what they used; None when nobody asks."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from http import HTTPStatus
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import orjson
 from aiohttp import web
@@ -17,6 +17,7 @@ from otel_bridge.errors import BridgeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from prometheus_client import Counter
 
@@ -48,7 +49,14 @@ class DecisionMetrics:
         self._duration.observe(time.perf_counter() - since)
 
 
-Route: TypeAlias = "tuple[Callable[[Decision], Answer], DecisionMetrics]"
+class Counts(Protocol):
+    """What counts the answers of one interface."""
+
+    def answered(self, decision: Decision, since: float) -> None:
+        """Count one; `since` is `time.perf_counter()` when its request was read."""
+
+
+Route: TypeAlias = "tuple[Callable[[Decision], Answer], Counts]"
 
 
 class HttpDecisions:
@@ -59,16 +67,30 @@ class HttpDecisions:
         config: HttpDecisionsConfig,
         decider: Decider,
         questions: Questions,
-        telemetry: Telemetry,
+        metrics: Callable[[str], Counts],
         strategies: Strategies | None = None,
+        *,
+        path: Path | None = None,
     ) -> None:
+        """Prepare to serve.
+
+        Args:
+            config: where and how.
+            decider: decides.
+            questions: reads what is asked.
+            metrics: makes what counts the answers of one interface.
+            strategies: told beside decisions; None: there are none.
+            path: a Unix socket to serve at instead.
+        """
         self._strategies = strategies
         self._decider = decider
         self._questions = questions
-        self._listener = Listener(config.endpoint, config, SETTING, self._handle, self._answer_directly)
+        self._listener = Listener(
+            config.endpoint, config, SETTING, self._handle, self._answer_directly, path=path
+        )
         self._routes: dict[str, Route] = {
-            path: (render, DecisionMetrics(telemetry, interface))
-            for path, interface, render in (
+            found: (render, metrics(interface))
+            for found, interface, render in (
                 ("/v1/decision", "json", as_json),
                 ("/v1/nginx", "nginx", as_nginx),
                 ("/v1/forward-auth", "forward_auth", as_response),

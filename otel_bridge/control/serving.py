@@ -16,6 +16,7 @@ from otel_bridge.listeners.tls import Certificates
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+    from pathlib import Path
 
     from otel_bridge.control.config import ListenerConfig
     from otel_bridge.control.direct import Answer
@@ -36,6 +37,7 @@ class Listener:
         setting: its key path, for messages.
         handle: answers a request; what it raises becomes 500.
         direct: answers a question that came whole, at once; None leaves all to `handle`.
+        path: a Unix socket to serve at instead of the address.
 
     Attributes:
         port: the one that is listened on, once started.
@@ -49,12 +51,15 @@ class Listener:
         setting: str,
         handle: Handler,
         direct: Direct | None = None,
+        *,
+        path: Path | None = None,
     ) -> None:
         self._endpoint = endpoint
         self._config = config
         self._setting = setting
         self._handle = handle
         self._direct = direct
+        self._path = path
         self._server: asyncio.Server | None = None
         self._connections: web.Server | None = None
         self.auth: BearerAuth | None = None
@@ -86,6 +91,9 @@ class Listener:
                 return Connection(connections, **options)
             return DirectConnection(connections, answer=self._direct, **options)
 
+        if self._path is not None:
+            self._server = await loop.create_unix_server(connection, self._path, backlog=1024)
+            return
         try:
             self._server = await loop.create_server(
                 connection,

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from otel_bridge import catalog
 from otel_bridge.control.config import ControlConfig, StrategiesConfig
 from otel_bridge.control.grpc_decisions import METHOD, CheckRequest, CheckResponse, GrpcDecisions
-from otel_bridge.control.http_decisions import HttpDecisions
+from otel_bridge.control.http_decisions import DecisionMetrics, HttpDecisions
 from otel_bridge.control.questions import Questions
 from otel_bridge.control.strategies import Strategies
 from tests.support.control import World
@@ -35,7 +35,13 @@ async def served(world: World | None = None, strategies: Strategies | None = Non
     """HTTP, and a function that asks."""
     world = world or World(decisions={"http": {"endpoint": "127.0.0.1:0", **config}})
     questions = Questions(world.config.targets)
-    server = HttpDecisions(world.config.decisions.http, world.decider, questions, world.telemetry, strategies)
+    server = HttpDecisions(
+        world.config.decisions.http,
+        world.decider,
+        questions,
+        lambda interface: DecisionMetrics(world.telemetry, interface),
+        strategies,
+    )
     await server.start()
     session = aiohttp.ClientSession()
     try:
