@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
+import ssl
 import subprocess
 import threading
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import trustme
 
 from otel_bridge.kernel.bcc import INSTALL, find_module
 from tests.support import kernel
@@ -158,3 +160,14 @@ def namespace():
     subprocess.run([*inside, "ip", "link", "set", "lo", "up"], check=True)
     yield inside
     subprocess.run(["ip", "netns", "delete", name], check=True)
+
+
+@pytest.fixture(scope="session")
+def identity(tmp_path_factory):
+    """A certificate with its key in a file, and what a client needs to trust it."""
+    authority = trustme.CA()
+    path = tmp_path_factory.mktemp("tls") / "server.pem"
+    authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(path)
+    trusting = ssl.create_default_context()
+    authority.configure_trust(trusting)
+    return str(path), trusting

@@ -6,87 +6,31 @@ seen as refused connections, whose address tells which request they were for.
 
 from __future__ import annotations
 
-import ipaddress
 import socket
-import ssl
 import struct
-import subprocess
 import sys
 import time
-from collections import Counter
-from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
 
 import pytest
-import trustme
 
 from otel_bridge import catalog
 from otel_bridge.model import KernelEventKind, Match
-from tests.support.kernel import eventually, in_threads, monitoring, span_id, trace_id
+from tests.support.http_requests import (
+    Silent,
+    answered,
+    connected,
+    numbers,
+    refused,
+    request,
+    traceparent,
+)
+from tests.support.kernel import eventually, in_threads, monitoring, span_id
 
 PRIME = 23
 SILENT = Path(__file__).parent / "silent.py"
 TCP_CONNECT = KernelEventKind.TCP_CONNECT
-
-
-def traceparent(number: int) -> str:
-    """The header of a request that this span made."""
-    return f"traceparent: 00-{trace_id(number).hex()}-{span_id(number).hex()}-01\r\n"
-
-
-def request(*headers: str, body: bytes = b"") -> bytes:
-    """A request; each header with its line end."""
-    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n" + "".join(headers)
-    return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
-
-
-def refused(number: int, port: int, times: int = 3) -> str:
-    """The order for a request: as many connections, to an address that tells its number."""
-    return f"x-refuse: 127.0.1.{number} {port} {times}\r\n"
-
-
-def answered(connection: socket.socket) -> None:
-    """Wait for the whole answer."""
-    received = b""
-    while not received.endswith(b"ok"):
-        piece = connection.recv(1 << 16)
-        assert piece, "the server went away"
-        received += piece
-
-
-@contextmanager
-def connected(port: int, tls: ssl.SSLContext | None = None):
-    """A connection to a server."""
-    with socket.create_connection(("127.0.0.1", port)) as plain:
-        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if tls is None:
-            yield plain
-        else:
-            with tls.wrap_socket(plain, server_hostname="localhost") as secure:
-                yield secure
-
-
-class Silent:
-    """A server in a process of its own, and its port."""
-
-    def __init__(self, kind: str, *certificate: str) -> None:
-        command = [sys.executable, str(SILENT), kind, *certificate]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        assert self.process.stdout is not None
-        self.port = int(self.process.stdout.readline())
-
-    @property
-    def pid(self) -> int:
-        """Of the process."""
-        return self.process.pid
-
-    def stop(self) -> None:
-        """End it."""
-        self.process.kill()
-        self.process.wait()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
 
 
 @pytest.fixture
@@ -95,36 +39,12 @@ def serve():
     servers: list[Silent] = []
 
     def start(kind: str, *certificate: str) -> Silent:
-        servers.append(Silent(kind, *certificate))
+        servers.append(Silent(sys.executable, str(SILENT), kind, *certificate))
         return servers[-1]
 
     yield start
     for server in servers:
         server.stop()
-
-
-@pytest.fixture(scope="module")
-def identity(tmp_path_factory):
-    """A certificate with its key in a file, and what a client needs to trust it."""
-    authority = trustme.CA()
-    path = tmp_path_factory.mktemp("tls") / "server.pem"
-    authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(path)
-    trusting = ssl.create_default_context()
-    authority.configure_trust(trusting)
-    return str(path), trusting
-
-
-def numbers(records) -> Counter[tuple[int, int]]:
-    """Refused connections, counted by the request they were for and the span they are on (0: none)."""
-    found: Counter[tuple[int, int]] = Counter()
-    for record in records:
-        address = ipaddress.ip_address(bytes(record["remote_address"])).ipv4_mapped
-        assert address is not None
-        span = int.from_bytes(bytes(record["span_id"]), "big")
-        assert record["match"] == (Match.HEADER if span else Match.NONE)
-        assert not span or bytes(record["trace_id"]) == trace_id(span)
-        found[address.packed[3], span] += 1
-    return found
 
 
 def received(monitor, times: int) -> None:
