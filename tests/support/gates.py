@@ -14,6 +14,9 @@ from otel_bridge.breakers import Change, State
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+PATIENCE = 60.0
+"""Seconds for an answer that is to come."""
+
 SERVICE = """
 import json, socket, sys, threading
 servers = [socket.create_server(("127.0.0.1", 0), backlog=512) for _ in range(int(sys.argv[1]))]
@@ -32,8 +35,7 @@ sys.stdin.read()
 CLIENT = """
 import json, socket, sys
 kept = []
-patience = float(sys.argv[1])
-def knock(port):
+def knock(port, patience):
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=patience):
             return "admitted"
@@ -42,12 +44,12 @@ def knock(port):
     except TimeoutError:
         return "silence"
 for line in sys.stdin:
-    what, port, times = json.loads(line)
+    what, port, times, patience = json.loads(line)
     if what == "knock":
-        answers = [knock(port) for _ in range(times)]
+        answers = [knock(port, patience) for _ in range(times)]
         answer = {name: answers.count(name) for name in sorted(set(answers))}
     elif what == "keep":
-        kept.append(socket.create_connection(("127.0.0.1", port), timeout=10))
+        kept.append(socket.create_connection(("127.0.0.1", port), timeout=patience))
         answer = True
     else:
         kept[-1].sendall(b"still there?")
@@ -61,14 +63,11 @@ class Service:
 
     Args:
         ports: how many.
-        patience: seconds that the client waits for an answer.
         cgroup: the server's control group, a directory.
         name: stands in the server's command line.
     """
 
-    def __init__(
-        self, ports: int = 1, patience: float = 10.0, cgroup: Path | None = None, name: str = ""
-    ) -> None:
+    def __init__(self, ports: int = 1, cgroup: Path | None = None, name: str = "") -> None:
         enter = f"echo $$ > {cgroup}/cgroup.procs; " if cgroup else ""
         self.server = self._start(
             ["unshare", "-n", "sh", "-c", f'{enter}ip link set lo up; exec "$@"', "sh"],
@@ -79,7 +78,7 @@ class Service:
         assert self.server.stdout is not None
         self.ports: list[int] = json.loads(self.server.stdout.readline())
         self.pid = self.server.pid
-        self.client = self._start(["nsenter", f"--net=/proc/{self.pid}/ns/net"], CLIENT, str(patience))
+        self.client = self._start(["nsenter", f"--net=/proc/{self.pid}/ns/net"], CLIENT)
 
     @property
     def inode(self) -> int:
@@ -100,16 +99,16 @@ class Service:
             text=True,
         )
 
-    def _ask(self, what: str, port: int, times: int) -> Any:
+    def _ask(self, what: str, port: int, times: int, patience: float = PATIENCE) -> Any:
         assert self.client.stdin is not None
         assert self.client.stdout is not None
-        self.client.stdin.write(json.dumps([what, port, times]) + "\n")
+        self.client.stdin.write(json.dumps([what, port, times, patience]) + "\n")
         self.client.stdin.flush()
         return json.loads(self.client.stdout.readline())
 
-    def knock(self, times: int = 1, port: int = 0) -> dict[str, int]:
-        """How so many new connections ended: admitted, refused, silence."""
-        answer: dict[str, int] = self._ask("knock", port or self.port, times)
+    def knock(self, times: int = 1, port: int = 0, patience: float = PATIENCE) -> dict[str, int]:
+        """How so many new connections ended: admitted, refused, silence (for so many seconds)."""
+        answer: dict[str, int] = self._ask("knock", port or self.port, times, patience)
         return answer
 
     def keep(self) -> None:
