@@ -112,12 +112,13 @@ static __always_inline void count_kill(struct gate_slot *slot, __u64 now)
 	}
 }
 
-static __always_inline void killed(struct task_struct *victim)
+/* Of a process that was killed, or went without what it asked for. */
+static __always_inline void ran_out_of_memory(struct task_struct *task)
 {
 	__u64 now = bpf_ktime_get_ns();
 	struct gate_slot *slot;
 
-	if (BPF_CORE_READ(victim, nsproxy, net_ns, ns.inum) != CONSTANT(config, netns))
+	if (BPF_CORE_READ(task, nsproxy, net_ns, ns.inum) != CONSTANT(config, netns))
 		return;
 	for (__u32 number = 0; number < GATE_SLOTS; number++) {
 		__u32 key = number;
@@ -147,6 +148,19 @@ SEC("tp_btf/mark_victim")
 int BPF_PROG(gate_mark_victim, unsigned long victim)
 {
 	if (victim_is_task())
-		killed((struct task_struct *)victim);
+		ran_out_of_memory((struct task_struct *)victim);
+	return 0;
+}
+
+/* A library's function that allocates, in any process that maps the library. The cookie is the answer that means
+ * failure; 0 is a null pointer. Linux 5.15.
+ */
+SEC("uretprobe")
+int BPF_KRETPROBE(gate_allocation, __u64 answer)
+{
+	__u64 failure = bpf_get_attach_cookie(ctx);
+
+	if (failure ? (__u32)answer == (__u32)failure : !answer)
+		ran_out_of_memory(bpf_get_current_task_btf());
 	return 0;
 }

@@ -7,14 +7,14 @@
 enum {
 	GATE_SLOTS = 64, /* ports of one namespace that have a gate */
 	GATE_ALL_PORTS = 0, /* stands for those that have none of their own */
-	GATE_KILLS = 8, /* OOM kills that are remembered; a power of two */
+	GATE_KILLS = 8, /* OOM kills and failed allocations that are remembered; a power of two */
 };
 
 /* One port's gate, mapped into the bridge's memory: a store is a flip. */
 struct gate_slot {
 	__u64 until_ns; /* CLOCK_MONOTONIC: shut until then, whoever still lives */
 	__u32 admitted_share; /* of new connections while shut, in 2^-32 */
-	__u32 trip_kills; /* so many OOM kills within the window shut it; 0: they do not */
+	__u32 trip_kills; /* so many OOM kills or failed allocations within the window shut it; 0: they do not */
 	__u64 trip_window_ns;
 	__u64 trip_open_ns; /* for how long */
 	__u64 _pad[4];
@@ -22,7 +22,7 @@ struct gate_slot {
 	__u64 refused; /* connections */
 	__u64 admitted; /* connections, while shut */
 	__u64 overruled; /* refused connections that another program had given to a socket before */
-	__u64 trips; /* by OOM kills */
+	__u64 trips; /* by those */
 	__u64 kills; /* all so far */
 	__u64 _pad2[3];
 	__u64 killed_ns[GATE_KILLS]; /* when the last ones were */

@@ -43,8 +43,13 @@ class Link:
         self._library = library
         self._pointer = pointer
 
+    @property
+    def fd(self) -> int:
+        """Its descriptor; closed with the link."""
+        return self._library.call("descriptor of a link", self._library.bpf_link__fd, self._pointer)
+
     def close(self) -> None:
-        """Detach."""
+        """Detach; what is pinned stays attached."""
         pointer, self._pointer = self._pointer, 0
         if pointer:
             self._library.bpf_link__destroy(pointer)

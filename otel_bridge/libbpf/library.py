@@ -67,6 +67,7 @@ _PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "bpf_program__attach_uprobe_opts": (_PTR, (_PTR, _INT, _TEXT, _SIZE, _PTR)),
     "bpf_program__attach_usdt": (_PTR, (_PTR, _INT, _TEXT, _TEXT, _TEXT, _PTR)),
     "bpf_link__destroy": (_INT, (_PTR,)),
+    "bpf_link__fd": (_INT, (_PTR,)),
     "bpf_link_create": (_INT, (_INT, _INT, _INT, _PTR)),
     "bpf_link_update": (_INT, (_INT, _INT, _PTR)),
     "bpf_obj_pin": (_INT, (_INT, _TEXT)),

@@ -21,18 +21,19 @@ from otel_bridge.libbpf.core_object import Object
 from otel_bridge.libbpf.library import LibbpfError, Map
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
 
+    from otel_bridge.control.gate.config import AllocationsConfig
     from otel_bridge.control.gate.namespaces import Namespace
     from otel_bridge.libbpf.library import Library
 
 log = structlog.get_logger(__name__)
 
-LOOKUP, INGRESS, KILLS = "gate_lookup", "gate_ingress", "gate_mark_victim"
-_PROGRAMS = (LOOKUP, INGRESS, KILLS)
+LOOKUP, INGRESS, KILLS, ALLOCATIONS = "gate_lookup", "gate_ingress", "gate_mark_victim", "gate_allocation"
+_PROGRAMS = (LOOKUP, INGRESS, KILLS, ALLOCATIONS)
 _MAPS = ("gate_slots", "gate_ports")
 _BPF_SK_LOOKUP = 36  # linux/bpf.h: enum bpf_attach_type
 _BPF_CGROUP_INET_INGRESS = 0
@@ -61,7 +62,7 @@ class Attachment:
         namespace: which.
         mechanism: "sk_lookup", "cgroup", or "auto".
         pins: a directory of bpffs that the gate is kept in; None: it ends with this process.
-        kills: whether OOM kills are counted.
+        also: what else is counted: KILLS, ALLOCATIONS.
 
     Raises:
         HeldError: another bridge has it.
@@ -70,9 +71,15 @@ class Attachment:
     """
 
     def __init__(
-        self, library: Library, namespace: Namespace, mechanism: str, pins: Path | None, *, kills: bool
+        self,
+        library: Library,
+        namespace: Namespace,
+        mechanism: str,
+        pins: Path | None,
+        also: Sequence[str] = (),
     ) -> None:
         self.namespace = namespace
+        self._watched: set[tuple[str, str]] = set()
         self.others = 0
         self._library = library
         self._place = pins / f"netns-{namespace.inode}" if pins is not None else None
@@ -87,7 +94,7 @@ class Attachment:
             opened.callback(os.close, fd)
             if os.fstat(fd).st_ino != namespace.inode:
                 raise FileNotFoundError(errno.ENOENT, "the namespace is gone", str(namespace.path))
-            self.adopted = self._attach(opened, fd, mechanism, kills=kills)
+            self.adopted = self._attach(opened, fd, mechanism, also)
             self._held = opened.pop_all()
 
     @staticmethod
@@ -96,14 +103,14 @@ class Attachment:
         if not _lock(opened, place):
             raise HeldError(f"another bridge holds the gate at {place}; it is taken over when that one ends")
 
-    def _attach(self, opened: ExitStack, fd: int, mechanism: str, *, kills: bool) -> bool:
+    def _attach(self, opened: ExitStack, fd: int, mechanism: str, also: Sequence[str]) -> bool:
         """Attach all; gives whether the gate was there before."""
         ways = {"auto": (LOOKUP, INGRESS), "sk_lookup": (LOOKUP,), "cgroup": (INGRESS,)}[mechanism]
         problems = []
         for way in ways:
             try:
                 with ExitStack() as trying:
-                    adopted = self._attach_as(trying, fd, way, kills=kills)
+                    adopted = self._attach_as(trying, fd, way, also)
                     opened.enter_context(trying.pop_all())
             except (LibbpfError, BridgeError) as error:
                 problems.append(str(error))
@@ -117,7 +124,7 @@ class Attachment:
             self._place.rmdir()
         raise BridgeError("; ".join(problems))
 
-    def _attach_as(self, opened: ExitStack, fd: int, way: str, *, kills: bool) -> bool:
+    def _attach_as(self, opened: ExitStack, fd: int, way: str, also: Sequence[str]) -> bool:
         target = fd
         if way == INGRESS:
             if self.namespace.cgroup is None:
@@ -127,38 +134,39 @@ class Attachment:
                 )
             target = os.open(self.namespace.cgroup, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             opened.callback(os.close, target)
-        loaded = self._load(opened, way, kills=kills)
+        self._loaded = loaded = self._load(opened, (way, *also))
         adopted = self._link(opened, loaded, way, target)
         self._unpin("kills")
-        if kills:
+        self._unpin("allocations-*")
+        if KILLS in also:
             self._watch_kills(opened, loaded)
         self._map(opened, loaded)
         if way == LOOKUP:
             self.others = self._count_lookups(fd) - 1
         return adopted
 
-    def _load(self, opened: ExitStack, way: str, *, kills: bool) -> Object:
+    def _load(self, opened: ExitStack, programs: Sequence[str]) -> Object:
         """Load the programs, over the maps that were left unless those are of another version."""
         kept = [self._pinned(name) for name in _MAPS]
         try:
             if None not in kept:
                 try:
-                    return self._load_over(opened, way, kept, kills=kills)
+                    return self._load_over(opened, programs, kept)
                 except LibbpfError as error:
                     log.warning("a gate of another version is replaced", reason=str(error))
                     self._forget_pins()
-            return self._load_over(opened, way, (), kills=kills)
+            return self._load_over(opened, programs, ())
         finally:
             for found in kept:
                 if found is not None:
                     os.close(found)
 
-    def _load_over(self, opened: ExitStack, way: str, kept: Sequence[int | None], *, kills: bool) -> Object:
+    def _load_over(self, opened: ExitStack, programs: Sequence[str], kept: Sequence[int | None]) -> Object:
         loaded = Object(self._library, OBJECTS / "gate.bpf.o")
         with ExitStack() as trying:
             trying.callback(loaded.close)
             for program in _PROGRAMS:
-                if program != way and not (program == KILLS and kills):
+                if program not in programs:
                     loaded.leave_out(program)
             loaded.check_sizes("gate_slots", U4, SLOT)
             loaded.set_constants(".rodata.config", np.array([self.namespace.inode], CONFIG))
@@ -207,6 +215,47 @@ class Attachment:
         )
         opened.callback(os.close, link)
         self._pin(link, "kills")
+
+    def watch_allocations(self, config: AllocationsConfig, files: Mapping[str, Path]) -> None:
+        """Count failed allocations in some libraries, those that are counted already once only.
+
+        Args:
+            config: which functions.
+            files: by what tells a file apart, and a path to it that holds now.
+
+        Raises:
+            LibbpfError: the kernel refuses.
+            BridgeError: a file has none of the functions.
+        """
+        for mark, path in files.items():
+            found = [function for function in config.functions if self._watch(config, mark, path, function)]
+            if not found:
+                raise BridgeError(
+                    f"{path.name} has none of {', '.join(config.functions)}; set kills.allocations.functions"
+                )
+
+    def _watch(self, config: AllocationsConfig, mark: str, path: Path, function: str) -> bool:
+        """Whether a library has a function, and its failures are counted."""
+        if (mark, function) in self._watched:
+            return True
+        try:
+            link = self._loaded.attach_uprobe(
+                ALLOCATIONS, str(path), symbol=function, at_return=True, cookie=config.failed
+            )
+        except LibbpfError as error:
+            if error.errno == errno.ENOENT:
+                return False
+            raise
+        self._held.callback(link.close)
+        self._pin(link.fd, f"allocations-{len(self._watched)}")
+        self._watched.add((mark, function))
+        log.info(
+            "failed allocations are counted",
+            namespace=self.namespace.inode,
+            library=path.name,
+            function=function,
+        )
+        return True
 
     def _map(self, opened: ExitStack, loaded: Object) -> None:
         self._ports = loaded.map("gate_ports", U4, U4)
@@ -257,12 +306,13 @@ class Attachment:
             path = os.fsencode(self._place / name)
             self._library.call(f"pin {path.decode()}", self._library.bpf_obj_pin, fd, path)
 
-    def _unpin(self, name: str) -> None:
+    def _unpin(self, pattern: str) -> None:
         if self._place is not None:
-            (self._place / name).unlink(missing_ok=True)
+            for pin in self._place.glob(pattern):
+                pin.unlink(missing_ok=True)
 
     def _forget_pins(self) -> None:
-        for name in ("link", "kills", *_MAPS):
+        for name in ("link", "kills", "allocations-*", *_MAPS):
             self._unpin(name)
 
     # Slots

@@ -16,6 +16,26 @@ MOST_KILLS = 8
 """Mirrors GATE_KILLS of bpf/gate.h."""
 
 
+class AllocationsConfig(BaseModel):
+    """Allocations in a library, counted when they fail; as they stand, those of a GPU's memory."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    library: str = Field(
+        "libcuda.so*", min_length=1, description="The file's name, a shell-style pattern, without its path."
+    )
+    functions: tuple[str, ...] = Field(
+        ("cuMemAlloc_v2", "cuMemAllocAsync", "cuMemAllocFromPoolAsync", "cuMemAllocManaged", "cuMemCreate"),
+        min_length=1,
+        description="Those that the library lacks are left out.",
+    )
+    failed: Annotated[int, Field(ge=0, lt=1 << 32)] = Field(
+        2,
+        description="What they return then: 2 is CUDA's out of memory, 0 the null pointer of malloc and its "
+        "like.",
+    )
+
+
 class KillsConfig(BaseModel):
     """A trip that the kernel makes by itself, without the bridge."""
 
@@ -26,6 +46,9 @@ class KillsConfig(BaseModel):
     )
     window: PositiveDuration = 60.0
     open_time: PositiveDuration = Field(60.0, description="How long the gate is shut then.")
+    allocations: AllocationsConfig | None = Field(
+        None, description="Failed allocations, counted together with the kills; null: they are not counted."
+    )
     target: str = Field(description="The breaker that is told of it, and opens as well.", min_length=1)
 
 
@@ -68,6 +91,10 @@ class GateConfig(ActionConfig):
             raise ValueError(f"found {' and '.join(named)}: name the service in one way")
         if not named and not self.ports:
             raise ValueError("name the service: by process, pid, namespace or ports")
+        if self.kills is not None and self.kills.allocations is not None and self.namespace is not None:
+            raise ValueError(
+                "kills.allocations needs to know the service's processes: name it by process, pid or ports"
+            )
         if self.mechanism == "cgroup" and self.namespace is not None:
             raise ValueError("a namespace has no control group: name the service by process, pid or ports")
         return self

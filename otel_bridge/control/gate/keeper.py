@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import structlog
 
 from otel_bridge import catalog
-from otel_bridge.control.gate.attachment import Attachment, sweep
+from otel_bridge.control.gate.attachment import ALLOCATIONS, KILLS, Attachment, sweep
 from otel_bridge.control.gate.gate import COUNTED, KernelGate
-from otel_bridge.control.gate.namespaces import find
+from otel_bridge.control.gate.namespaces import find, libraries
 from otel_bridge.errors import BridgeError
 from otel_bridge.libbpf.library import Library
 
@@ -33,6 +33,8 @@ log = structlog.get_logger(__name__)
 _BEAT = 0.25
 """Seconds between two looks at the counters; a lease is renewed each third of it, at the latest."""
 _FIRST_SCAN = 30.0
+_LIBRARIES_PACE = 60.0
+"""Seconds between two looks for libraries, once there is one: it means reading the maps of every process."""
 
 
 class Keeper:
@@ -58,6 +60,7 @@ class Keeper:
         self._on_kills = on_kills
         self._library: Library | None = None
         self._attached: dict[int, Attachment] = {}
+        self._look_again: dict[tuple[str, int], float] = {}
         self._settled = False
         self._scanned = threading.Event()
         self._ending = threading.Event()
@@ -133,12 +136,35 @@ class Keeper:
                 sweep(self._library, self._config.pins)
             for gate in self.gates:
                 self._follow(gate, by_gate[gate.name])
+        self._watch_allocations()
+
+    def _watch_allocations(self) -> None:
+        """Find the libraries whose allocations are counted; what is new there is looked for less often."""
+        for gate in self.gates:
+            kills = gate.config.kills
+            if kills is None or kills.allocations is None:
+                continue
+            for inode in gate.inodes:
+                now = self._clock.monotonic()
+                if now < self._look_again.get((gate.name, inode), 0.0):
+                    continue
+                found = libraries(inode, kills.allocations.library)
+                if found:
+                    self._look_again[gate.name, inode] = now + _LIBRARIES_PACE
+                try:
+                    with self._changing:
+                        self._attached[inode].watch_allocations(kills.allocations, found)
+                except BridgeError as error:
+                    self._look_again[gate.name, inode] = now + _LIBRARIES_PACE
+                    log.warning("failed allocations are not counted", gate=gate.name, reason=str(error))
 
     def _detach(self, inode: int) -> None:
         self._count()
         for gate in self.gates:
             gate.detach(inode)
         self._attached.pop(inode).remove()
+        for key in [key for key in self._look_again if key[1] == inode]:
+            del self._look_again[key]
         log.info("a namespace is no longer guarded", namespace=inode)
 
     def _follow(self, gate: KernelGate, found: Found) -> None:
@@ -178,8 +204,11 @@ class Keeper:
             return attached
         if self._library is None:
             self._library = Library()
-        kills = any(gate.config.kills is not None for gate in self.gates)
-        attached = Attachment(self._library, namespace, config.mechanism, self._config.pins, kills=kills)
+        kills = [gate.config.kills for gate in self.gates if gate.config.kills is not None]
+        also = [KILLS] if kills else []
+        if any(found.allocations is not None for found in kills):
+            also.append(ALLOCATIONS)
+        attached = Attachment(self._library, namespace, config.mechanism, self._config.pins, also)
         self._attached[namespace.inode] = attached
         if attached.others:
             log.warning(
@@ -199,7 +228,8 @@ class Keeper:
             if counts["trips"] and kills is not None:
                 self._trips.labels(gate.name).inc(counts["trips"])
                 reason = (
-                    f"{kills.kills} OOM kills within {kills.window:g} s; the kernel shut gate {gate.name}"
+                    f"{kills.kills} OOM kills{' or failed allocations' if kills.allocations else ''} within "
+                    f"{kills.window:g} s; the kernel shut gate {gate.name}"
                 )
                 self._on_kills(kills.target, reason)
                 # The breaker may be switched off, or only observe.

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 PROC = Path("/proc")
 _LISTENING = "0A"
+_PATH = 5
+"""The field of /proc/<pid>/maps that names the file."""
+_DELETED = " (deleted)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +120,30 @@ def _ports(table: Path) -> Iterator[int]:
         _, local, _, state = line.split()[:4]
         if state == _LISTENING:
             yield int(local.rpartition(":")[2], 16)
+
+
+def libraries(inode: int, pattern: str, proc: Path = PROC) -> dict[str, Path]:
+    """Files of a name that processes of a namespace have mapped: by device and inode, a path to each."""
+    found: dict[str, Path] = {}
+    for process in sorted(proc.iterdir()):
+        if not process.name.isdecimal():
+            continue
+        try:
+            if _inode(process / "ns" / "net") == inode:
+                found |= {mark: process / "root" / path for mark, path in _mapped(process, pattern)}
+        except OSError:  # it has ended, or may not be looked at
+            continue
+    return found
+
+
+def _mapped(process: Path, pattern: str) -> Iterator[tuple[str, str]]:
+    for line in (process / "maps").read_text(errors="surrogateescape").splitlines():
+        fields = line.split(None, 5)
+        if len(fields) <= _PATH:
+            continue
+        _, _, _, device, inode, path = fields
+        if fnmatchcase(path.rpartition("/")[2], pattern) and not path.endswith(_DELETED):
+            yield f"{device} {inode}", path.lstrip("/")
 
 
 def cgroup_of(pid: int, proc: Path = PROC) -> Path | None:

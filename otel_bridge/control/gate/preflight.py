@@ -6,7 +6,7 @@ import errno
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from otel_bridge.control.gate.attachment import INGRESS, KILLS, LOOKUP
+from otel_bridge.control.gate.attachment import ALLOCATIONS, INGRESS, KILLS, LOOKUP
 from otel_bridge.control.gate.namespaces import find, mounts
 from otel_bridge.findings import Finding, Verdict
 from otel_bridge.libbpf import BUILD_COMMAND, OBJECTS
@@ -23,8 +23,14 @@ _GIVES = {
     LOOKUP: "new connections are refused with a reset",
     INGRESS: "instead of it: new connections are dropped in silence",
     KILLS: "the kernel trips by itself after OOM kills",
+    ALLOCATIONS: "the kernel trips by itself after failed allocations of a library",
 }
-_SUBJECTS = {LOOKUP: "sk_lookup", INGRESS: "cgroup_skb", KILLS: "OOM kills"}
+_SUBJECTS = {
+    LOOKUP: "sk_lookup",
+    INGRESS: "cgroup_skb",
+    KILLS: "OOM kills",
+    ALLOCATIONS: "failed allocations",
+}
 _CAPABILITIES = "run as root, or in the systemd unit: AmbientCapabilities=CAP_BPF CAP_PERFMON CAP_NET_ADMIN"
 
 
@@ -35,6 +41,7 @@ def look(config: ActionsConfig) -> tuple[Finding, ...]:
         LOOKUP: any(gate.mechanism != "cgroup" for gate in gates),
         INGRESS: any(gate.mechanism == "cgroup" for gate in gates),
         KILLS: any(gate.kills is not None for gate in gates),
+        ALLOCATIONS: any(gate.kills is not None and gate.kills.allocations is not None for gate in gates),
     }
     return (
         *(_program(name, wanted) for name in wanted),
@@ -64,7 +71,7 @@ def _mend(error: LibbpfError) -> str:
         return BUILD_COMMAND
     if error.errno in {errno.EPERM, errno.EACCES}:
         return _CAPABILITIES
-    return "boot Linux 5.12 or later (6.8 for OOM kills)"
+    return "boot Linux 5.12 or later (5.15 for failed allocations, 6.8 for OOM kills)"
 
 
 def _pins(config: ActionsConfig) -> Finding:

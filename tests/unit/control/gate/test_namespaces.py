@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from otel_bridge.control.gate.config import GateConfig
-from otel_bridge.control.gate.namespaces import cgroup_of, find
+from otel_bridge.control.gate.namespaces import cgroup_of, find, libraries
 
 HEADER = "  sl  local_address rem_address   st tx_queue rx_queue\n"
 
@@ -104,3 +104,26 @@ def test_the_control_group(proc):
     proc.add(11, "first", cgroup="4:memory:/x\n0::/\n")
     assert str(cgroup_of(10, proc.root)) == "/sys/fs/cgroup x/system.slice/llama.service"
     assert cgroup_of(11, proc.root) is None
+
+
+def test_libraries_of_a_namespace(proc):
+    """By the file's name, each file once, whoever has it mapped; deleted ones cannot be opened."""
+    lines = (
+        "7f00-7f10 r--p 00000000 08:01 42 /usr/lib/libcuda.so.535.1\n"
+        "7f10-7f20 r-xp 00001000 08:01 42 /usr/lib/libcuda.so.535.1\n"
+        "7f20-7f30 r-xp 00000000 08:01 43 /opt/my libs/libcuda.so.1\n"
+        "7f30-7f40 r-xp 00000000 08:01 44 /usr/lib/libcuda.so.1 (deleted)\n"
+        "7f40-7f50 r-xp 00000000 08:01 45 /usr/lib/libcudart.so.12\n"
+        "7f50-7f60 rw-p 00000000 00:00 0\n"
+    )
+    inode = proc.add(10, "first")
+    proc.add(11, "first")
+    proc.add(12, "second")
+    for pid in (10, 11):
+        (proc.root / str(pid) / "maps").write_text(lines)
+    (proc.root / "12" / "maps").write_text(lines.replace("08:01", "08:02"))
+    found = libraries(inode, "libcuda.so*", proc.root)
+    assert set(found) == {"08:01 42", "08:01 43"}
+    assert str(found["08:01 43"]).endswith("/root/opt/my libs/libcuda.so.1")
+    assert libraries(inode, "libnccl.so*", proc.root) == {}
+    assert libraries(1, "libcuda.so*", proc.root) == {}
