@@ -239,6 +239,18 @@ def test_a_sender_that_waits_knows_of_the_kill(tmp_path):
         assert sink.spans() == []
 
 
+def test_what_waits_in_memory_is_lost_by_kill_9(tmp_path):
+    """The cost that the README names: acknowledged, and gone; whoever sets `hold: memory` accepts it."""
+    with GrpcSink() as sink:
+        with running(Bridge(tmp_path, config(sink, "memory"))) as bridge:
+            export(bridge.grpc_port, spans(1, 43))
+            bridge.stop(signal.SIGKILL)
+        with running(Bridge(tmp_path, config(sink, "memory"))) as bridge:
+            export(bridge.grpc_port, spans(100, 7))
+            assert bridge.stop() == 0
+        assert sorted(sink.span_ids()) == [number.to_bytes(8, "big") for number in range(100, 107)]
+
+
 @pytest.mark.parametrize("hold", ["disk", "sender", "memory"])
 def test_a_stop_delivers_what_waits(tmp_path, hold):
     """SIGTERM decides and sends everything, well within the drain time; waiting senders get their answer."""
