@@ -33,6 +33,7 @@ _LARGEST_SHARE = 8
 """One trace has at most this part of all the room."""
 _OVERHEAD = 256
 """Bytes that a piece takes beside its own."""
+_ERROR = bytes((StatusCode.ERROR,))
 _MATCH_KEY = catalog.KERNEL_MATCH.key.encode()
 
 
@@ -210,13 +211,16 @@ def _keys(batch: Batch) -> NDArray[np.uint64]:
 
 def _remarkable(batch: Batch, slot: int) -> NDArray[np.bool_] | None:
     """Spans that failed, or have kernel events; None when there are none."""
-    found: NDArray[np.bool_] = batch.spans["status"] == StatusCode.ERROR
     hits = [insert.rows for insert in batch.inserts if insert.key == _MATCH_KEY]
     if batch.has(slot):
         hits.append(batch.column(slot)["row"])
+    status = batch.spans["status"]
+    if not hits and _ERROR not in status.tobytes():
+        return None
+    found: NDArray[np.bool_] = status == StatusCode.ERROR
     for rows in hits:
         found[rows] = True
-    return found if hits or found.any() else None
+    return found
 
 
 def _choose(

@@ -18,6 +18,7 @@ PARTS = (
     "micro_gpu",
     "micro_receiver",
     "micro_sample",
+    "micro_ui",
     "spanmetrics",
     "join",
     "decision_api",
