@@ -24,6 +24,7 @@ MOST_SPANS = 300
 MOST_EVENTS = 50
 """Events of one span that are drawn."""
 _KERNEL = "kernel."
+_POD = "k8s.pod.name"
 _KINDS = {int(kind): kind.name.lower() for kind in SpanKind}
 _LEAST_WIDTH = 0.25
 """Percent: what is shorter would not be seen."""
@@ -93,6 +94,11 @@ class SpanRow:
     resource: dict[str, str]
     events: list[Event]
     hidden_events: int
+
+    @property
+    def pod(self) -> str:
+        """Where in Kubernetes the service ran; empty: it did not say."""
+        return self.resource.get(_POD, "")
 
     @property
     def kernel_events(self) -> list[Event]:

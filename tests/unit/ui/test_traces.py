@@ -80,6 +80,14 @@ def test_spans_of_others_in_the_bytes_are_not_drawn():
     assert len(drawn(span(1), span(2, trace_id=b"o" * 16)).rows) == 1
 
 
+def test_a_span_says_which_pod_it_was_in():
+    """From the service to the pod to what the kernel did there."""
+    resource = {"service.name": "engine", "k8s.pod.name": "vllm-0"}
+    (row,) = traces.trace(kept(trace_request([span(1)], resource=resource))).rows
+    assert (row.service, row.pod) == ("engine", "vllm-0")
+    assert drawn(span(1)).rows[0].pod == ""
+
+
 def test_bars_lie_on_the_axis_of_the_trace():
     """Percent of the time from the first beginning to the last end."""
     root, child = drawn(span(1, lasts=200), span(2, 1, at=50, lasts=100)).rows
