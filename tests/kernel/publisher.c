@@ -2,8 +2,10 @@
  *
  * Built several times with different TLS models; loaded with ctypes by tests/kernel/worker.py.
  */
+#include <arpa/inet.h>
 #include <stdint.h>
 #include <string.h>
+#include <unistd.h>
 
 struct record {
 	uint8_t trace_id[16];
@@ -36,6 +38,22 @@ void publish(const uint8_t *trace_id, const uint8_t *span_id)
 void clear(void)
 {
 	record.valid = 0;
+}
+
+/* Connect to a port of this machine that nobody listens on, so many times; answers how often that was refused. */
+int refuse(int64_t port, int64_t times)
+{
+	struct sockaddr_in to = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	int refused = 0;
+
+	to.sin_port = htons(port);
+	while (times-- > 0) {
+		int client = socket(AF_INET, SOCK_STREAM, 0);
+
+		refused += connect(client, (struct sockaddr *)&to, sizeof(to)) != 0;
+		close(client);
+	}
+	return refused;
 }
 
 /* Half written, as an interrupt would see it. */

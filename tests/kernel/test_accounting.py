@@ -3,20 +3,40 @@
 from __future__ import annotations
 
 import mmap
+import time
+from collections import Counter
 
 import pytest
 import structlog
 
 from otel_bridge import catalog
+from otel_bridge.batch import PlanBuilder
+from otel_bridge.contracts import SystemClock
 from otel_bridge.errors import BridgeError
 from otel_bridge.kernel import accounts
 from otel_bridge.model import KernelEventKind, Match
-from tests.support.kernel import ROOT, config, eventually, followed, held, monitoring, nothing_more_held
+from otel_bridge.processors.join.config import JoinConfig
+from otel_bridge.processors.join.join import Join
+from otel_bridge.receivers.otlp.codec import NativeCodec
+from otel_bridge.telemetry import Telemetry
+from otel_bridge.testing import trace_request
+from tests.support.kernel import (
+    ROOT,
+    config,
+    eventually,
+    followed,
+    held,
+    monitoring,
+    nothing_more_held,
+    span_id,
+    trace_id,
+)
 
 pytestmark = pytest.mark.usefixtures("each_backend")
 
 PRIME = 23
 STORM = 10_007
+HALF_OF_STORM = 50_021
 
 
 def total(monitor, metric, **labels):
@@ -35,8 +55,34 @@ def delivered(monitor, probe):
     return sum(len(batch) for batch in monitor.events.batches if batch.probe == probe)
 
 
+def through_a_join(batches) -> tuple[Counter[str], float]:
+    """What becomes of events when the span 1 comes, then is swept; and what the join holds after that."""
+    columns, telemetry = PlanBuilder(), Telemetry()
+    join = Join(JoinConfig(), columns, telemetry, SystemClock())
+    for batch in batches:
+        join.take(batch)
+    span = {
+        "trace_id": trace_id(1),
+        "span_id": span_id(1),
+        "start_time_unix_nano": 1,
+        "end_time_unix_nano": time.time_ns(),
+    }
+    join.process(NativeCodec().scan(trace_request([span]), columns.build()))
+    join.sweep(everything=True)
+    outcomes = Counter(
+        {
+            sample.labels["outcome"]: int(sample.value)
+            for family in telemetry.registry.collect()
+            if family.name == catalog.JOIN_EVENTS.name
+            for sample in family.samples
+            if sample.name.endswith("_total") and sample.labels["probe"] == "tcp"
+        }
+    )
+    return outcomes, telemetry.value(catalog.JOIN_WAITING_BYTES)
+
+
 def test_what_is_produced_is_delivered_or_counted_as_dropped(worker, closed_port, monkeypatch):
-    """A ring of one page, a storm while the reader is away for two seconds, then normal."""
+    """A ring of one page, 100,000 events while the reader is away for two seconds, then normal."""
     # However long the storm takes, it is said once.
     monkeypatch.setattr(accounts, "QUIET_SECONDS", 3600.0)
     with (
@@ -45,13 +91,18 @@ def test_what_is_produced_is_delivered_or_counted_as_dropped(worker, closed_port
     ):
         followed(monitor, worker.pid)
         assert total(monitor, catalog.KERNEL_DROPPED, probe="tcp", reason="full") == 0
-        worker.do({"do": "refuse", "span": 1, "port": closed_port, "times": STORM})
+        # Each is refused and told of as a reset as well.
+        storm = {"do": "call_function", "function": "refuse", "arguments": [closed_port, HALF_OF_STORM]}
+        worker.do({**storm, "span": 1, "times": 1})
     produced = total(monitor, catalog.KERNEL_PRODUCED, probe="tcp")
     dropped = total(monitor, catalog.KERNEL_DROPPED, probe="tcp", reason="full")
-    assert produced >= 2 * STORM
-    assert dropped > STORM
+    assert produced >= 2 * HALF_OF_STORM >= 100_000
+    assert dropped > HALF_OF_STORM
     assert delivered(monitor, "tcp") > 0
-    assert produced == delivered(monitor, "tcp") + dropped
+    outcomes, held = through_a_join(monitor.events.batches)
+    assert outcomes["socket"] > 0
+    assert produced == sum(outcomes.values()) + dropped
+    assert held == 0
     assert total(monitor, catalog.KERNEL_EVENTS, probe="tcp") == delivered(monitor, "tcp")
     assert len([line for line in lines if "lost" in line["event"]]) == 1
     with monitoring("tcp") as monitor:
