@@ -6,6 +6,9 @@ The server has one core for itself where there are two, and the client the other
 times, whether or not earlier ones were answered, so that a stall counts for each request that it delays. They
 come over 16 kept connections, as a gateway's would, with the headers of a real one; a tenth asks for a target
 whose breaker is open. The bare server is aiohttp's with a handler that answers at once.
+
+Then the same while spans come: twenty requests of a thousand spans a second are scanned, and told to the
+breakers, on the loop that decides; once with the decision API there, once in a process of its own.
 """
 
 from __future__ import annotations
@@ -17,33 +20,42 @@ import os
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from aiohttp import web
 from rich.console import Console
 
+from otel_bridge.batch import PlanBuilder
 from otel_bridge.contracts import SystemClock
 from otel_bridge.control import machine
 from otel_bridge.control.config import ControlConfig
 from otel_bridge.control.control import Control
+from otel_bridge.receivers.otlp.codec import choose_codec
 from otel_bridge.telemetry import Telemetry, configure_logging
+from otel_bridge.testing import trace_request
 from tests.bench import figures
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
 
 RATE = 5_000
 CONNECTIONS = 16
 WARM_UP = 1.0
 TARGETS = 200
+SPANS_INTERVAL = 0.05
 
 
-async def serve_control() -> int:
+async def serve_control(*, process: str = "shared", spans: bool = False) -> int:
     """The decision API with 200 breakers, one of them open."""
     config = ControlConfig.model_validate(
         {
             "enabled": True,
             "state": {"file": None},
             "operators": {"socket": None},
-            "decisions": {"http": {"endpoint": "127.0.0.1:0"}},
+            "decisions": {"http": {"endpoint": "127.0.0.1:0", "process": process}},
         }
     )
     control = Control(config, Telemetry(), SystemClock())
@@ -54,8 +66,34 @@ async def serve_control() -> int:
     assert breaker is not None
     control.board.operate(breaker, breaker.step(machine.force_open, 3600.0, "bench"), "bench", "bench")
     KEPT.append(control)
+    if spans:
+        KEPT.append(asyncio.create_task(take_spans(control)))
     assert control.http is not None
     return control.http.port
+
+
+async def take_spans(control: Control) -> None:
+    """What the data path does with spans of a service that is well, and nothing else of it."""
+    columns = PlanBuilder()
+    tap = control.tap(columns)
+    assert tap is not None
+    codec, plan = choose_codec("auto")[0], columns.build()
+    now = time.time_ns()
+    data = trace_request(
+        [
+            {
+                "trace_id": number.to_bytes(16, "big"),
+                "start_time_unix_nano": now - 1_000_000,
+                "end_time_unix_nano": now,
+                "attributes": {"gen_ai.request.model": f"m{number % TARGETS}", "url.path": "/v1/chat"},
+            }
+            for number in range(1, 1001)
+        ],
+        resource={"service.name": "llama"},
+    )
+    while True:
+        tap.process(codec.scan(data, plan))
+        await asyncio.sleep(SPANS_INTERVAL)
 
 
 async def serve_bare() -> int:
@@ -72,12 +110,18 @@ async def serve_bare() -> int:
 
 
 KEPT: list[object] = []
+SERVERS: dict[str, Callable[[], Awaitable[int]]] = {
+    "bare": serve_bare,
+    "control": serve_control,
+    "spans": partial(serve_control, spans=True),
+    "own": partial(serve_control, spans=True, process="own"),
+}
 
 
 async def serve(kind: str) -> None:
     """Run one server until killed; its port goes to standard output."""
     configure_logging(level="error")
-    port = await {"control": serve_control, "bare": serve_bare}[kind]()
+    port = await SERVERS[kind]()
     gc.collect()
     gc.freeze()  # as the service does after its start
     print(port, flush=True)
@@ -163,7 +207,7 @@ def measure(kind: str, seconds: float) -> tuple[float, float, float]:
         cpu = (_cpu(server.pid) - before) / (RATE * (WARM_UP + seconds)) * 1000
     finally:
         os.sched_setaffinity(0, cores)
-        server.kill()
+        server.terminate()
         server.wait()
         server.stdout.close()
     return float(np.percentile(took, 50)), float(np.percentile(took, 99)), cpu
@@ -177,7 +221,7 @@ def _cpu(pid: int) -> float:
 def main() -> None:
     """Measure both, print, and keep the figure."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--serve", choices=("control", "bare"))
+    parser.add_argument("--serve", choices=SERVERS)
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--no-results", action="store_true")
@@ -186,20 +230,32 @@ def main() -> None:
         asyncio.run(serve(options.serve))
         return
     console = Console()
-    found: dict[str, list[tuple[float, float, float]]] = {"bare": [], "control": []}
+    found: dict[str, list[tuple[float, float, float]]] = {kind: [] for kind in SERVERS}
     for _ in range(options.rounds):
         for kind, rounds in found.items():
             rounds.append(measure(kind, options.seconds))
-    for kind, rounds in found.items():
-        p50, p99, cpu = np.median(np.array(rounds), axis=0)
-        console.print(
-            f"{kind:>8}: {RATE} decisions a second: P50 {p50:.3f} ms, P99 {p99:.3f} ms, "
-            f"{cpu * 1000:.0f} µs of CPU each"
-        )
-    control, bare = (np.median(np.array(found[kind]), axis=0) for kind in ("control", "bare"))
-    console.print(f"   ratio: {control[2] / bare[2]:.2f} of the bare server's CPU")
+    median = {kind: np.median(np.array(rounds), axis=0) for kind, rounds in found.items()}
+    for kind, told in (
+        ("bare", "a bare server"),
+        ("control", "the decision API"),
+        ("spans", "the same while spans come"),
+        ("own", "and in a process of its own"),
+    ):
+        p50, p99, cpu = median[kind]
+        # The CPU of the others is that of spans as well.
+        used = f", {cpu * 1000:.0f} µs of CPU each" if kind in {"bare", "control"} else ""
+        console.print(f"{told:>28}: P50 {p50:.3f} ms, P99 {p99:.3f} ms{used}")
+    ratio = median["control"][2] / median["bare"][2]
+    console.print(f"{RATE} decisions a second; {ratio:.2f} of the bare server's CPU")
     if not options.no_results:
-        figures.merge({"decision_api.p99_ms": control[1], "decision_api.cpu_ratio": control[2] / bare[2]})
+        figures.merge(
+            {
+                "decision_api.p99_ms": median["control"][1],
+                "decision_api.cpu_ratio": ratio,
+                "decision_api.with_spans_p99_ms": median["spans"][1],
+                "decision_api.own_with_spans_p99_ms": median["own"][1],
+            }
+        )
 
 
 if __name__ == "__main__":

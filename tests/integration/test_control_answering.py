@@ -214,9 +214,13 @@ def test_it_ends_with_the_bridge(tmp_path):
         "        await asyncio.sleep(3600)\n"
         "asyncio.run(main())\n"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    ) as bridge:
+    log = (tmp_path / "log").open("w")
+    with (
+        log,
+        subprocess.Popen(
+            [sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, stderr=log, text=True
+        ) as bridge,
+    ):
         assert bridge.stdout is not None
         try:
             pid = int(bridge.stdout.readline())
@@ -228,6 +232,7 @@ def test_it_ends_with_the_bridge(tmp_path):
         bridge.kill()
         bridge.wait()
         eventually("that it ended", lambda: not alive(pid))
+    assert "Traceback" not in (tmp_path / "log").read_text(), "and without complaint"
 
 
 def alive(pid: int) -> bool:

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import pickle
+import select
 import signal
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -32,6 +35,7 @@ from otel_bridge.memory import keep_freed_memory
 from otel_bridge.telemetry import configure_logging
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from otel_bridge.control.config import ControlConfig
@@ -115,14 +119,21 @@ class Answering(HttpDecisions):
             return problem(503, f"the bridge does not answer: {error or type(error).__name__}")
 
 
-def _passed_on(headers: object) -> list[tuple[str, str]]:
-    return [(name, value) for name, value in headers.items() if name.lower() not in _OF_ONE_HOP]  # type: ignore[attr-defined]
+def _passed_on(headers: Mapping[str, str]) -> list[tuple[str, str]]:
+    return [(name, value) for name, value in headers.items() if name.lower() not in _OF_ONE_HOP]
 
 
 def say(**words: object) -> None:
-    """A line for the bridge."""
-    sys.stdout.buffer.write(orjson.dumps(words) + b"\n")
-    sys.stdout.buffer.flush()
+    """A line for the bridge, short enough to be written at once; nothing where the bridge has ended."""
+    with suppress(BrokenPipeError):
+        os.write(sys.stdout.fileno(), orjson.dumps(words) + b"\n")
+
+
+def report(tally: Tally) -> None:
+    """Tell what was answered, unless the bridge is too busy to be told: then next time, and nobody waits."""
+    _, writable, _ = select.select([], [sys.stdout], [], 0)
+    if writable:
+        say(answered=tally.take())
 
 
 async def main() -> None:
@@ -143,9 +154,9 @@ async def main() -> None:
     ended = asyncio.create_task(asyncio.to_thread(sys.stdin.buffer.read))
     while not ended.done():
         await asyncio.wait([ended], timeout=_REPORT_INTERVAL)
-        say(answered=answering.tally.take())
+        report(answering.tally)
     await answering.stop(1.0)
-    say(answered=answering.tally.take())
+    report(answering.tally)
 
 
 if __name__ == "__main__":
