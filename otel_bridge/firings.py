@@ -25,6 +25,7 @@ class Firing:
             the rule trips no breaker.
         event: `time.monotonic_ns()` when the deciding event was taken in: from here
             reactions are measured.
+        again: nothing began or ended: an alert that fires has other annotations than when it began.
     """
 
     rule: str
@@ -35,6 +36,7 @@ class Firing:
     evidence: Sequence[bytes] = ()
     target: str = ""
     event: int = 0
+    again: bool = False
 
 
 class FiringSink(Protocol):

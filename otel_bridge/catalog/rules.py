@@ -17,7 +17,7 @@ RULES_INCOMPLETE = Metric(
     "otel_bridge_rules_incomplete_firings",
     Kind.COUNTER,
     "{alert}",
-    "Alerts that began to fire while kernel events of their window were lost.",
+    "Alerts that say that kernel events of their window were lost.",
     ("rule",),
 )
 RULES_EVICTED = Metric(

@@ -70,7 +70,7 @@ class Sources:
 
     def take_firing(self, firing: Firing) -> None:
         """Follow a rule of the bridge itself (firings.FiringSink)."""
-        if not firing.target:
+        if not firing.target or firing.again:
             return
         try:
             key = parse_key(firing.target)

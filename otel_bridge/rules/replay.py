@@ -6,7 +6,7 @@ A recording is JSON lines, one record a line, in the order of arrival; README.md
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import TYPE_CHECKING, Any
@@ -83,7 +83,12 @@ class Replayed:
 class _Kept(list["Firing"]):
     def take_firing(self, firing: Firing) -> None:
         """See `FiringSink`."""
-        self.append(firing)
+        if not firing.again:
+            self.append(firing)
+            return
+        alert = firing.rule, firing.labels
+        place = max(at for at, one in enumerate(self) if (one.rule, one.labels) == alert)
+        self[place] = replace(self[place], annotations=firing.annotations)
 
 
 class Replay:

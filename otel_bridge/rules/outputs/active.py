@@ -116,6 +116,8 @@ class ActiveAlerts(Collector):
         if known is not None and known.fires(now):
             self._alerts[labels] = replace(known, firing=firing, version=self._versions, ended=0)
             return True
+        if firing.again:
+            return False
         if known is None and len(self._alerts) >= self._limit:
             self._forget(now)
             if len(self._alerts) >= self._limit and not self._drop_ended(now):

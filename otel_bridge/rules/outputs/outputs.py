@@ -36,7 +36,7 @@ class Outputs:
     def take_firing(self, firing: Firing) -> None:
         """See `firings.FiringSink`."""
         self.alerts.take_firing(firing)
-        if self._grafana is not None:
+        if self._grafana is not None and not firing.again:
             self._grafana.take_firing(firing)
 
     async def start(self) -> None:

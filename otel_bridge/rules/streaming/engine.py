@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 import threading
 from bisect import bisect_left, bisect_right
+from dataclasses import replace
 from graphlib import TopologicalSorter
 from typing import TYPE_CHECKING
 
@@ -200,9 +201,17 @@ class RuleEngine:
 
     def lost(self, probe: str, count: int) -> None:
         """Events of a probe were lost since it was last asked, up to now."""
-        if count:
-            with self._lock:
-                self._losses.note(probe, self._begin(), count)
+        if not count:
+            return
+        with self._lock:
+            now = self._begin()
+            self._losses.note(probe, now, count)
+            # Losses are counted after they were: an alert may have begun between two counts.
+            for runtime in self._of_events:
+                if probe in runtime.probes:
+                    for group in runtime.groups.values():
+                        if group.alert.active and not group.incomplete:
+                            self._tell(replace(self._firing(runtime, group, now), again=True))
 
     def advance(self) -> None:
         """Look at what changes though nothing comes; to be called every so often."""
@@ -311,14 +320,18 @@ class RuleEngine:
             self._decision.observe(self._clock.monotonic() - self._taken_at / 1e9)
         else:
             self._active.labels(rule.name).dec()
-        for sink in self._sinks:
-            sink.take_firing(firing)
+            group.incomplete = False
+        self._tell(firing)
         for dependent in self._dependents.get(rule.name, ()):
             for other in [*dependent.groups.values()]:
                 if not rule.by or other.key == group.key:
                     self._look(dependent, other, max(time, other.alert.newest))
             if rule.by and group.key not in dependent.groups:
                 self._look(dependent, dependent.group(group.key, time), time)
+
+    def _tell(self, firing: Firing) -> None:
+        for sink in self._sinks:
+            sink.take_firing(firing)
 
     def _firing(self, runtime: Runtime, group: Group, time: int) -> Firing:
         rule = runtime.rule
@@ -338,6 +351,7 @@ class RuleEngine:
             told = ", ".join(f"{count} of probe {probe}" for probe, count in lost.items())
             annotations["incomplete"] = f"kernel events of the window were lost: {told}"
             self._incomplete.labels(rule.name).inc()
+            group.incomplete = True
         return Firing(
             rule=rule.name,
             labels=labels,

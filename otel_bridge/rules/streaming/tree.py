@@ -36,6 +36,7 @@ class Group:
         evidence: trace ids of recent hits with their time and how bad they were.
         alert: whether it fires.
         due: when to look again though nothing came; None: never.
+        incomplete: whether its alert has said that events of its window were lost.
     """
 
     key: Key
@@ -47,6 +48,7 @@ class Group:
     evidence: list[tuple[int, float, bytes]] = field(default_factory=list)
     alert: Alert = field(default_factory=Alert)
     due: int | None = None
+    incomplete: bool = False
 
 
 class Losses(Protocol):

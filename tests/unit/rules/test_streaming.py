@@ -145,6 +145,29 @@ def test_a_window_with_losses_says_so():
     assert bench.telemetry.value(catalog.RULES_INCOMPLETE, rule="R") == 1
 
 
+def test_an_alert_that_began_before_its_losses_were_counted_says_so_then():
+    """Once, under the same labels; it neither begins nor ends by it. One of another probe says nothing."""
+    bench = Bench(rule({**SLOW, "within": "5s"}), rule({"event": "oom_kill", "within": "5s"}, name="Killed"))
+    bench.at(1)
+    bench.event("oom_kill", 1)
+    bench.event("tls_handshake", 1, duration=600 * MS)
+    assert "incomplete" not in bench.firings[1].annotations
+    for count in (3, 4):
+        bench.at(1.5)
+        bench.engine.lost("tls", count)
+    *_, again = bench.firings
+    assert [firing.again for firing in bench.firings] == [False, False, True]
+    assert (again.rule, again.active, again.labels) == ("R", True, bench.firings[1].labels)
+    assert again.annotations["incomplete"] == "kernel events of the window were lost: 3 of probe tls"
+    assert bench.telemetry.value(catalog.RULES_INCOMPLETE, rule="R") == 1
+    assert bench.telemetry.value(catalog.RULES_FIRINGS, rule="R") == 1
+    # The next alert, after that one has ended.
+    bench.at(6.3)
+    bench.event("tls_handshake", 6.3, duration=600 * MS)
+    assert bench.firings[-1].annotations["incomplete"].endswith(": 7 of probe tls")
+    assert bench.telemetry.value(catalog.RULES_INCOMPLETE, rule="R") == 2
+
+
 def test_a_window_before_the_losses_does_not_say_so():
     """Five seconds later the window is whole again."""
     bench = Bench(rule({**SLOW, "within": "5s"}))

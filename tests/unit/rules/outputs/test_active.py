@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import pytest
 from prometheus_client.openmetrics.exposition import generate_latest
@@ -84,6 +85,19 @@ def test_one_that_begins_anew_later_is_another(alerts, clock):
     alerts.take_firing(firing(at=120.0))
     (alert,) = alerts.snapshot()
     assert alert.began == START + 120_000_000_000
+
+
+def test_an_alert_that_is_told_again_has_its_new_annotations(alerts, telemetry, clock):
+    """It is the same one; told again after its end it is nothing."""
+    more = replace(firing(), annotations={"incomplete": "some were lost"}, again=True)
+    alerts.take_firing(more)
+    assert alerts.snapshot() == []
+    alerts.take_firing(firing())
+    clock._move_to(5.0)
+    alerts.take_firing(more)
+    (alert,) = alerts.snapshot()
+    assert (alert.began, alert.firing.annotations) == (START, {"incomplete": "some were lost"})
+    assert len(shown(telemetry)) == 1
 
 
 def test_memory_is_bounded(alerts, telemetry, clock):
