@@ -1,10 +1,11 @@
 """Root cause: from a slow service to what held it up, and to the trace."""
 
 from dashboards import panels
-from dashboards.layout import SERVICE, assemble
+from dashboards.layout import SERVICE, assemble, query_variable
 from dashboards.links import VARIABLES, to_traces
 from dashboards.panels import Section
 from dashboards.queries import causes, golden
+from dashboards.queries.variables import POD
 
 HEADINGS = {"service_name": "Service", "cause": "Cause"}
 OPERATIONS = {"service_name": "Service", "span_name": "Operation"}
@@ -37,6 +38,30 @@ where = Section(
             links=to_traces(from_table=True),
         ),
     ],
+)
+pods = Section(
+    "Where: pod $pod",
+    [
+        panels.lines(
+            "P99 in the pod",
+            "99 % of server spans in the pod took no longer than this; dots are traces.",
+            "s",
+            causes.POD_LATENCY,
+            width=8,
+            links=to_traces(),
+        ),
+        panels.lines("Failures in the pod", "Spans a second that failed.", "cps", causes.POD_FAILED, width=8),
+        panels.lines(
+            "Time lost in the pod",
+            "Seconds that its spans lost, a second, by cause.",
+            "s",
+            causes.POD_LOST,
+            width=8,
+            stacked=True,
+            links=to_traces(),
+        ),
+    ],
+    variable="pod",
 )
 why = Section(
     "Why: what the kernel did meanwhile",
@@ -88,6 +113,6 @@ dashboard = assemble(
     "otel-bridge-root-cause",
     "OTel Bridge / Root cause",
     "From a slow or failing service to the kernel events that held its spans up, and on to the traces.",
-    [where, why],
-    [SERVICE, *VARIABLES],
+    [where, why, pods],
+    [SERVICE, query_variable("pod", "Pod", POD, hidden=True), *VARIABLES],
 )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dashboards.queries.golden import BY_SERVICE, FAILED, SERVER, SERVICE, SERVICE_LEGEND
-from dashboards.queries.promql import Query, quantile, rate
+from dashboards.queries.promql import Query, or_zero, quantile, rate
 from otel_bridge import catalog
 
 CAUSE = (catalog.CAUSE.key,)
+POD = {**SERVICE, "k8s_pod_name": '=~"$pod"'}
 _SPENT = rate(catalog.DERIVED_SPAN_DURATION, "sum", BY_SERVICE, **SERVER)
 _LOST = rate(catalog.DERIVED_CAUSE_TIME, "sum", (*BY_SERVICE, *CAUSE), **SERVICE)
 
@@ -27,5 +28,14 @@ FAILED_OPERATIONS = Query(
     f"topk(10, {rate(catalog.DERIVED_SPAN_CALLS, by=(*BY_SERVICE, 'span.name'), **SERVICE, **FAILED)})",
     "",
     instant=True,
+)
+POD_LATENCY = Query(
+    quantile(0.99, catalog.DERIVED_SPAN_DURATION, BY_SERVICE, **SERVER, k8s_pod_name='=~"$pod"'),
+    SERVICE_LEGEND,
+    exemplars=True,
+)
+POD_FAILED = Query(or_zero(rate(catalog.DERIVED_SPAN_CALLS, by=BY_SERVICE, **POD, **FAILED)), SERVICE_LEGEND)
+POD_LOST = Query(
+    rate(catalog.DERIVED_CAUSE_TIME, "sum", (*BY_SERVICE, *CAUSE), **POD), SERVICE_LEGEND + " {{cause}}"
 )
 JOINED = Query(rate(catalog.JOIN_EVENTS, by=("probe", "outcome")), "{{probe}} {{outcome}}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from otel_bridge.catalog import DerivedMetric, ForeignMetric, Kind, Metric, prometheus_name
+from otel_bridge.catalog import K8S_POD_NAME, DerivedMetric, ForeignMetric, Kind, Metric, prometheus_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -14,6 +14,8 @@ AnyMetric = Metric | DerivedMetric | ForeignMetric
 
 TARGET_LABELS = ("job", "instance")
 """What Prometheus adds to every sample."""
+DIMENSIONS = (K8S_POD_NAME.key,)
+"""Labels that metrics made of spans have where `connectors.derive.dimensions` says so."""
 SCOPE = ('job=~"$job"', 'instance=~"$instance"')
 """Selects what the dashboard's variables say; all of it in the dashboards of the bridge."""
 
@@ -61,6 +63,8 @@ def label(metric: AnyMetric, key: str) -> str:
     known = {prometheus_name(one) for one in metric.labels} | {*TARGET_LABELS}
     if metric.kind is Kind.HISTOGRAM:
         known.add("le")
+    if isinstance(metric, DerivedMetric):
+        known.update(map(prometheus_name, DIMENSIONS))
     found = prometheus_name(key)
     if found not in known:
         raise ValueError(f"{metric.name} has no label {key!r}; it has {', '.join(sorted(known))}")

@@ -28,6 +28,9 @@ GEN_AI_REQUEST_MODEL = Attribute(
 GEN_AI_RESPONSE_MODEL = Attribute("gen_ai.response.model", "string", "", "The model that answered.")
 GEN_AI_TOKEN_TYPE = Attribute("gen_ai.token.type", "string", "", "input or output.")
 CAUSE = Attribute("cause", "string", "", "What happened to the span, in the kernel or on the GPU.")
+K8S_POD_NAME = Attribute(
+    "k8s.pod.name", "string", "", "The pod; a label of metrics where connectors.derive.dimensions has it."
+)
 METRIC_OVERFLOW = Attribute(
     "otel.metric.overflow", "bool", "", "True on the series of all that exceeded a metric's limit."
 )

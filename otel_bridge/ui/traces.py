@@ -24,7 +24,6 @@ MOST_SPANS = 300
 MOST_EVENTS = 50
 """Events of one span that are drawn."""
 _KERNEL = "kernel."
-_POD = "k8s.pod.name"
 _KINDS = {int(kind): kind.name.lower() for kind in SpanKind}
 _LEAST_WIDTH = 0.25
 """Percent: what is shorter would not be seen."""
@@ -98,7 +97,7 @@ class SpanRow:
     @property
     def pod(self) -> str:
         """Where in Kubernetes the service ran; empty: it did not say."""
-        return self.resource.get(_POD, "")
+        return self.resource.get(catalog.K8S_POD_NAME.key, "")
 
     @property
     def kernel_events(self) -> list[Event]:

@@ -71,7 +71,7 @@ def site(tmp_path_factory):
     with GrpcSink() as sink:
         config = {
             "exporters": {"otlp": {"endpoint": f"127.0.0.1:{sink.port}"}},
-            "rules": {"files": [str(rules)]},
+            "rules": {"shipped": False, "files": [str(rules)]},
             "control": {
                 "enabled": True,
                 "state": {"file": str(directory / "breakers.db")},

@@ -21,7 +21,7 @@ from otel_bridge.testing import trace_request
 from tests.kernel.test_retransmit import drop_some
 from tests.support.browser import chromium
 from tests.support.ports import free_port
-from tests.support.processes import ROOT, Bridge, eventually, running
+from tests.support.processes import Bridge, eventually, running
 from tests.support.sinks import GrpcSink
 
 if TYPE_CHECKING:
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from tests.support.kernel import Worker
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
-
-RULES = [str(ROOT / "alerts" / "rules" / f"{name}.yaml") for name in ("default", "kernel", "backends")]
 
 
 @dataclass
@@ -102,7 +100,6 @@ def test_what_the_kernel_did_to_a_request_is_on_its_timeline(start_worker, names
         config = {
             "exporters": {"otlp": {"endpoint": f"127.0.0.1:{sink.port}"}},
             "kernel": {"mode": "required", "probes": {"sched": {"off_cpu_threshold": "20ms"}}},
-            "rules": {"files": RULES},
             "processors": {"redact": {"content": "keep"}},
             "control": {
                 "enabled": True,
