@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from uuid import uuid4
 
 import numpy as np
 import pytest
@@ -385,31 +386,70 @@ def test_nothing_and_no_resource():
 def test_a_flood_of_label_values():
     """Case rule-labels (b): sums exact, honest series go on, memory bounded, the overflow counted."""
     bridge = deriving(max_series=50)
-    honest = [lasting(1, name=f"honest {n}") for n in range(10)]
+    header = "http.request.header.x-model-id"
+    honest = [
+        lasting(1, name="POST", attributes={header: [f"honest {n}"], "llm.prompt.len": 7}) for n in range(10)
+    ]
     bridge.spans(*honest)
     for block in range(20):
         bridge.spans(
             *(
                 lasting(
                     1,
-                    name=f"GET /api?sessionId={block}-{n}",
-                    attributes={"http.request.header.x-model-id": [f"model {(block * 5000 + n) % 50_000}"]},
+                    name=f"GET /api/recommendations?productIds=&sessionId={uuid4()}&currencyCode=CHF",
+                    attributes={header: [f"model {(block * 5000 + n) % 50_000}"], "llm.prompt.len": 7},
                 )
                 for n in range(5000)
             )
         )
     bridge.spans(*honest)
-    metric = catalog.DERIVED_SPAN_DURATION
-    points = bridge.points(metric)
-    assert len(points) == 51
-    assert sum(point.count for point in points) == 100_020
-    assert all(bridge.point(metric, span_name=f"honest {n}").count == 2 for n in range(10))
-    assert bridge.overflow(metric).count == 100_020 - 20 - 40
-    assert bridge.count(catalog.DERIVE_OVERFLOW, metric=metric.name) == 100_020 - 20 - 40
+    for metric in (catalog.DERIVED_SPAN_DURATION, catalog.DERIVED_PROMPT_BYTES, catalog.DERIVED_BATCH_SIZE):
+        points = bridge.points(metric)
+        assert len(points) == 51
+        assert sum(point.count for point in points) == 100_020
+        assert all(bridge.point(metric, gen_ai_request_model=f"honest {n}").count == 2 for n in range(10))
+        overflow = bridge.overflow(metric).count
+        assert 100_000 - 40 * 2 <= overflow <= 100_000 - 40
+        assert bridge.count(catalog.DERIVE_OVERFLOW, metric=metric.name) == overflow
     for series in bridge.derive.metrics.series.values():
         assert len(series) <= 51
         assert series.rows <= 51
+        assert (
+            sum(
+                one is not None
+                for point in bridge.points(catalog.DERIVED_SPAN_DURATION)
+                for one in point.exemplars
+            )
+            <= 51
+        )
     assert 'otel_metric_overflow="true"' in bridge.scrape()
+
+
+# facts/semconv.md, written out.
+BUCKETS = {
+    "gen_ai.client.token.usage": (
+        *(1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576, 4194304, 16777216, 67108864),
+    ),
+    "gen_ai.client.operation.duration": (
+        *(0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92),
+    ),
+    "gen_ai.server.request.duration": (
+        *(0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92),
+    ),
+    "gen_ai.server.time_to_first_token": (
+        *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10),
+    ),
+    "gen_ai.server.time_per_output_token": (
+        *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BUCKETS)
+def test_buckets_are_those_of_the_conventions(name):
+    """Dashboards of others count on them."""
+    (metric,) = [one for one in catalog.DERIVED if one.name == name]
+    assert metric.buckets == BUCKETS[name]
 
 
 def test_the_reference_codec_derives_the_same():
