@@ -52,12 +52,13 @@ class Decider:
             trace: its trace id in hex; empty when it has none.
             claim: what it wants of rate limits.
         """
+        running = self._has_permit(key, trace)
         decision = self._ask_breakers(key, trace)
         if decision is None:
             decision = await self._decide_together(key, trace)
         if claim is None or not decision.allow or self._limiter is None:
             return decision
-        return self._limit(decision, key, await self._limiter.take(claim, trace))
+        return self._limit(decision, key, await self._limiter.take(claim, trace), running=running)
 
     def decide_here(self, key: str, trace: str, claim: Claim | None = None) -> Decision | None:
         """The same without waiting; None when the replicas must be asked first."""
@@ -65,17 +66,22 @@ class Decider:
             return self._ask_breakers(key, trace)
         if self._limiter.asks_others:
             return None
+        running = self._has_permit(key, trace)
         decision = self._ask_breakers(key, trace)
         if decision is None or not decision.allow:
             return decision
-        return self._limit(decision, key, self._limiter.take_here(claim, trace))
+        return self._limit(decision, key, self._limiter.take_here(claim, trace), running=running)
 
-    def _limit(self, decision: Decision, key: str, said: Limited) -> Decision:
-        """What remains of a decision to let a request through."""
+    def _has_permit(self, key: str, trace: str) -> bool:
+        """Whether a request of this trace is a probe that is under way."""
+        return any(trace in breaker.record.permits for breaker in self._board.half_open(key))
+
+    def _limit(self, decision: Decision, key: str, said: Limited, *, running: bool) -> Decision:
+        """What remains of a decision to let a request through; a probe under way keeps its permit."""
         if said.limit is None:
             return replace(decision, degraded=True) if said.degraded else decision
         board = self._board
-        if decision.probe:
+        if decision.probe and not running:
             with board.lock:
                 for breaker in board.in_the_way(key):
                     board.step(breaker, breaker.step(machine.judge, decision.probe, Verdict.IGNORED))

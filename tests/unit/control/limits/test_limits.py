@@ -400,3 +400,18 @@ def test_the_digests_key_never_prints():
     """As every secret."""
     config = ControlConfig.model_validate({"limits": {"digest_key": "a secret of our own"}})
     assert "secret of" not in repr(config) + str(config) + config.model_dump_json()
+
+
+async def test_a_probe_under_way_keeps_its_permit():
+    """A further hop of its trace that a limit refuses takes nothing from it."""
+    bridge = Limited({"per-user": {"by": ["user"], "amount": 2, "per": "1h"}})
+    bridge.world.calls("llama/8b", *[3.0] * 5)
+    await bridge.world.pass_time(60.001)
+    target = {"user": "alice", "service": "llama", "model": "8b"}
+    assert [bridge.ask(trace(1), **target).result for _ in range(4)] == [
+        "probe",
+        "probe",
+        "limited",
+        "limited",
+    ]
+    assert list(bridge.world.record("llama/8b").permits) == [trace(1)]
