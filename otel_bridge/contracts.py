@@ -12,14 +12,18 @@ if TYPE_CHECKING:
     from otel_bridge.model import Signal
 
 
-class Clock(Protocol):
-    """Time, injected, so that nothing sleeps in a unit test."""
+class Now(Protocol):
+    """What time it is."""
 
     def time_ns(self) -> int:
         """Wall-clock time, unix nanoseconds."""
 
     def monotonic(self) -> float:
         """Seconds that never go back."""
+
+
+class Clock(Now, Protocol):
+    """Time, injected, so that nothing sleeps in a unit test."""
 
     async def sleep(self, seconds: float) -> None:
         """Wait."""

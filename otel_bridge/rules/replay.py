@@ -62,10 +62,6 @@ class ReplayClock:
         """Seconds since the recording began."""
         return (self._now - self._start) / SECOND
 
-    async def sleep(self, seconds: float) -> None:
-        """Nothing waits in a replay."""
-        raise NotImplementedError(f"a replay does not sleep ({seconds} s)")
-
 
 @dataclass(frozen=True, slots=True)
 class Replayed:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from otel_bridge.batch import Batch, PlanBuilder
-    from otel_bridge.contracts import Clock
+    from otel_bridge.contracts import Now
     from otel_bridge.events import KernelEvents
     from otel_bridge.firings import FiringSink
     from otel_bridge.readings import Reading
@@ -91,7 +91,7 @@ class RuleEngine:
         config: RulesConfig,
         columns: PlanBuilder,
         telemetry: Telemetry,
-        clock: Clock,
+        clock: Now,
         *,
         sinks: Sequence[FiringSink] = (),
     ) -> None:
