@@ -156,6 +156,42 @@ def test_sigterm_delivers_what_is_in_flight(tmp_path):
         eventually("all 55 spans arrive", lambda: expected <= set(sink.span_ids()))
 
 
+def test_sigterm_leaves_on_disk_what_cannot_be_delivered_in_time(tmp_path):
+    """Downstream does not answer: the stop ends by its deadline, and the next start delivers.
+
+    Nobody's hold is over before, so that only the stop itself can have put the requests on disk.
+    """
+    sink = GrpcSink()
+    patient = {
+        "exporters": {
+            "otlp": {
+                "endpoint": f"127.0.0.1:{sink.port}",
+                "timeout": "120s",
+                "sending_queue": {"hold": "120s"},
+            }
+        },
+        "service": {"drain_timeout": "2s"},
+    }
+    with sink, running(Bridge(tmp_path, patient)) as bridge:
+        sink.black_hole.set()
+        with closing(channel_to(bridge)) as channel:
+            call = channel.unary_unary(f"/{SERVICES['traces']}/Export")
+            waiting = [call.future(numbered(1 + 5 * n, 5), timeout=60) for n in range(11)]
+            eventually(
+                "the requests are taken in",
+                lambda: bridge.total("otel_bridge_processor_incoming_items_total") == 55,
+            )
+            assert not list((tmp_path / "queue" / "otlp").glob("0*.sqlite"))
+            bridge.child.send_signal(signal.SIGTERM)
+            assert bridge.child.wait(60) == 0
+            # Not acknowledged, so they may come again.
+            assert {future.code() for future in waiting} == {grpc.StatusCode.UNAVAILABLE}
+    assert sink.spans() == []
+    with sink, running(Bridge(tmp_path, to(sink))):
+        expected = {number.to_bytes(8, "big") for number in range(1, 56)}
+        eventually("all 55 spans arrive", lambda: expected <= set(sink.span_ids()))
+
+
 def test_sighup_reloads_without_dropping_a_connection(tmp_path):
     """The same connections see the old rules, then the new; a broken file changes nothing.
 
