@@ -22,7 +22,17 @@ struct call {
 	__u64 stack; /* stack pointer of the outermost call */
 	struct origin origin;
 	__u64 fields[USER_FIELDS];
+	__u64 arguments[USER_FIELDS];
 };
+
+enum { DEEPEST = 64 };
+
+struct frames {
+	__u64 address[DEEPEST];
+};
+
+/* Nobody looks at it: a stack's length alone is told. */
+MAP(stacks, BPF_MAP_TYPE_PERCPU_ARRAY, 1, __u32, struct frames);
 
 MAP(calls, BPF_MAP_TYPE_LRU_HASH, 16384, struct call_key, struct call);
 
@@ -41,21 +51,6 @@ static __always_inline struct user_probe *configured(__u64 cookie)
 	return bpf_map_lookup_elem(&user_probes, &number);
 }
 
-static __always_inline __u64 value_of(const struct user_field *field, __u64 raw)
-{
-	__u8 bits = 64 - 8 * (field->size & 15);
-
-	if (field->dereference) {
-		__u64 address = raw + field->offset;
-
-		raw = 0;
-		if (bpf_probe_read_user(&raw, sizeof(raw), (void *)address))
-			count(COUNTER_UNREADABLE);
-	}
-	bits &= 63;
-	return field->is_signed ? (__u64)((__s64)(raw << bits) >> bits) : raw << bits >> bits;
-}
-
 static __always_inline __u64 chosen(const __u64 *fields, __u8 number)
 {
 #pragma unroll
@@ -65,20 +60,75 @@ static __always_inline __u64 chosen(const __u64 *fields, __u8 number)
 	return 0;
 }
 
-static __always_inline void take_arguments(const struct user_probe *probe, struct pt_regs *registers,
+/* `fields` are those before this one. */
+static __always_inline __u64 value_of(const struct user_field *field, __u64 raw, const __u64 *fields)
+{
+	__u8 bits = 64 - 8 * (field->size & 15);
+
+#pragma unroll
+	for (int i = 0; i < USER_STEPS; i++) {
+		__u64 address = raw + field->offsets[i];
+
+		if (i >= field->steps)
+			break;
+		if (i + 1 == field->steps)
+			address += chosen(fields, field->index) * field->stride;
+		raw = 0;
+		if (bpf_probe_read_user(&raw, sizeof(raw), (void *)address)) {
+			count(COUNTER_UNREADABLE);
+			break;
+		}
+	}
+	bits &= 63;
+	return field->is_signed ? (__u64)((__s64)(raw << bits) >> bits) : raw << bits >> bits;
+}
+
+/* As far as frame pointers lead, and DEEPEST at the most. */
+static __always_inline __u64 stack_depth(void *ctx)
+{
+	__u32 zero = 0;
+	struct frames *frames = bpf_map_lookup_elem(&stacks, &zero);
+	long size = frames ? bpf_get_stack(ctx, frames, sizeof(*frames), BPF_F_USER_STACK) : 0;
+
+	return size > 0 ? size / sizeof(__u64) : 0;
+}
+
+static __always_inline void note_arguments(struct pt_regs *registers, __u64 *arguments)
+{
+	arguments[0] = PT_REGS_PARM1(registers);
+	arguments[1] = PT_REGS_PARM2(registers);
+	arguments[2] = PT_REGS_PARM3(registers);
+	arguments[3] = PT_REGS_PARM4(registers);
+	arguments[4] = PT_REGS_PARM5(registers);
+	arguments[5] = SIXTH_ARGUMENT(registers);
+}
+
+static __always_inline void take_arguments(const struct user_probe *probe, void *ctx, const __u64 *arguments,
 					   __u64 *fields)
 {
-	const __u64 arguments[USER_FIELDS] = {
-		PT_REGS_PARM1(registers), PT_REGS_PARM2(registers), PT_REGS_PARM3(registers),
-		PT_REGS_PARM4(registers), PT_REGS_PARM5(registers), SIXTH_ARGUMENT(registers),
-	};
-
 #pragma unroll
 	for (int i = 0; i < USER_FIELDS; i++) {
 		const struct user_field *field = &probe->fields[i];
 
-		if (field->argument && field->argument != USER_RESULT)
-			fields[i] = value_of(field, chosen(arguments, field->argument));
+		if (field->argument == USER_STACK_DEPTH)
+			fields[i] = stack_depth(ctx);
+		else if (field->argument && field->argument != USER_RESULT)
+			fields[i] = value_of(field, chosen(arguments, field->argument), fields);
+	}
+}
+
+/* What is known when the function returns. */
+static __always_inline void take_result(const struct user_probe *probe, struct call *call, __u64 result)
+{
+#pragma unroll
+	for (int i = 0; i < USER_FIELDS; i++) {
+		const struct user_field *field = &probe->fields[i];
+
+		if (field->argument == USER_RESULT)
+			call->fields[i] = value_of(field, result, call->fields);
+		else if (field->falls)
+			call->fields[i] -=
+				value_of(field, chosen(call->arguments, field->argument), call->fields);
 	}
 }
 
@@ -149,12 +199,13 @@ static __always_inline void called(const struct user_probe *probe, __u64 number,
 SEC("uprobe")
 int BPF_KPROBE(user_call)
 {
-	__u64 number = bpf_get_attach_cookie(ctx), fields[USER_FIELDS] = {};
+	__u64 number = bpf_get_attach_cookie(ctx), fields[USER_FIELDS] = {}, arguments[USER_FIELDS];
 	struct user_probe *probe = configured(number);
 
 	if (!probe)
 		return 0;
-	take_arguments(probe, ctx, fields);
+	note_arguments(ctx, arguments);
+	take_arguments(probe, ctx, arguments, fields);
 	called(probe, number, fields);
 	return 0;
 }
@@ -177,7 +228,8 @@ int BPF_KPROBE(user_begin)
 		outer->depth++;
 		return 0;
 	}
-	take_arguments(probe, ctx, call.fields);
+	note_arguments(ctx, call.arguments);
+	take_arguments(probe, ctx, call.arguments, call.fields);
 	current_origin(&call.origin);
 	find_span(probe, &call.origin, call.fields);
 	call.began_ns = bpf_ktime_get_boot_ns();
@@ -200,10 +252,7 @@ int BPF_KPROBE(user_return)
 		return 0;
 	call = *found;
 	bpf_map_delete_elem(&calls, &key);
-#pragma unroll
-	for (int i = 0; i < USER_FIELDS; i++)
-		if (probe->fields[i].argument == USER_RESULT)
-			call.fields[i] = value_of(&probe->fields[i], PT_REGS_RC(ctx));
+	take_result(probe, &call, PT_REGS_RC(ctx));
 	hand_over(probe, &call.origin, call.fields);
 	if (now - call.began_ns >= probe->threshold_ns)
 		emit(probe, number, &call.origin, call.fields, now - call.began_ns, now);
@@ -226,7 +275,7 @@ int user_usdt(struct pt_regs *ctx)
 		long raw = 0;
 
 		if (field->argument && !bpf_usdt_arg(ctx, field->argument - 1, &raw))
-			fields[i] = value_of(field, raw);
+			fields[i] = value_of(field, raw, fields);
 	}
 	called(probe, number, fields);
 	return 0;

@@ -5,7 +5,9 @@
 #include "common/event.h"
 
 #define USER_FIELDS 6
+#define USER_STEPS 3
 #define USER_RESULT 0xff
+#define USER_STACK_DEPTH 0xfe
 
 struct user_event {
 	struct kernel_event event; /* duration: from call to return, where that was asked for */
@@ -18,11 +20,15 @@ _Static_assert(sizeof(struct user_event) == 112, "mirrored in records.py");
 
 /* Where the value of a field comes from. */
 struct user_field {
-	__u8 argument; /* 1 to 6; USER_RESULT: what the function returns; 0: there is no such field */
+	__u8 argument; /* 1 to 6; USER_RESULT: what the function returns; USER_STACK_DEPTH; 0: there is no such field */
 	__u8 size; /* bytes: 1, 2, 4, 8 */
 	__u8 is_signed;
-	__u8 dereference; /* 1: it is a pointer, the value lies `offset` bytes behind it */
-	__s32 offset;
+	__u8 steps; /* it is a pointer that is followed so often, each time `offsets` bytes behind it */
+	__s32 offsets[USER_STEPS];
+	__u32 stride; /* at the last step, so many bytes farther for each in the field `index` */
+	__u8 index; /* number of an earlier field, from 1; 0: none */
+	__u8 falls; /* 1: by how much the value fell from call to return */
+	__u8 _pad[2];
 };
 
 /* One configured function. A thread that works on a span can hand it over with a number (a task's, a slot's):
@@ -39,6 +45,6 @@ struct user_probe {
 	__u8 _pad[3];
 };
 
-_Static_assert(sizeof(struct user_probe) == 64, "mirrored in records.py");
+_Static_assert(sizeof(struct user_probe) == 160, "mirrored in records.py");
 
 #endif

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import mmap
-from typing import Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from otel_bridge.units import ByteSize, Duration
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
 
 
 class _Model(BaseModel):
@@ -115,21 +119,44 @@ class CudaConfig(ProbeConfig):
     )
 
 
+def _steps(value: object) -> object:
+    """One step needs no list."""
+    return (value,) if isinstance(value, int) else value
+
+
 ValueType = Literal["i8", "u8", "i16", "u16", "i32", "u32", "i64", "u64", "bool"]
 FieldName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=40)]
+
+
+class IndexConfig(_Model):
+    """Which element of an array."""
+
+    field: FieldName = Field(description="An earlier field that counts the elements.")
+    times: int = Field(ge=1, lt=1 << 32, description="Bytes of an element.")
 
 
 class FieldConfig(_Model):
     """Where the value of a field comes from."""
 
-    argument: Annotated[int, Field(ge=1, le=6)] | Literal["return"] = Field(
-        description="Which argument, by the calling convention (a C++ method's first is its object); or what "
-        "the function returns, with `latency`."
+    argument: Annotated[int, Field(ge=1, le=6)] | Literal["return", "stack_depth"] = Field(
+        description="Which argument, by the calling convention (a C++ method's first is its object); what "
+        "the function returns, with `latency`; or how many functions called each other, as far as frame "
+        "pointers lead."
     )
     type: ValueType = "i64"
-    at: int | None = Field(
-        None, description="The argument is a pointer; the value lies so many bytes behind it."
+    at: Annotated[tuple[int, ...], BeforeValidator(_steps)] = Field(
+        (),
+        max_length=3,
+        description="The argument is a pointer; the value lies so many bytes behind it. Several: the value "
+        "is a pointer again, and so on.",
     )
+    index: IndexConfig | None = Field(None, description="The value is in an array, where `at` leads last.")
+    falls: bool = Field(
+        False, description="By how much the value falls from call to return, with `latency`, instead of it."
+    )
+    less: FieldName | None = Field(None, description="The value less that of an earlier field.")
+    per: int = Field(1, ge=1, description="Divided by this; towards minus infinity.")
+    told: bool = Field(True, description="false: it serves other fields only.")
 
 
 class HandOverConfig(_Model):
@@ -148,6 +175,13 @@ class FunctionConfig(_Model):
     library: str = Field(description="Pattern of the file's name, without its directory.")
     symbol: str = Field("", description="The function, as the linker names it (C++: mangled).")
     offset: int = Field(0, ge=0, description="Bytes from the symbol, or without one from the file's start.")
+    begins: str = Field(
+        "",
+        pattern=r"^([0-9a-f]{2})*$",
+        max_length=256,
+        description="The function's first bytes, hexadecimal; it is left alone in files where they are other "
+        "ones: for fields that hold for one version of a program.",
+    )
     usdt: str = Field("", description="A static tracepoint instead: provider:name.")
     fields: dict[FieldName, FieldConfig] = Field(default_factory=dict, max_length=6)
     latency: bool = Field(
@@ -166,15 +200,29 @@ class FunctionConfig(_Model):
             raise ValueError("a function is named by `symbol` or `offset`, or by `usdt`, not by both")
         if self.usdt and (self.usdt.count(":") != 1 or self.latency):
             raise ValueError('`usdt` is "provider:name"; a static tracepoint has no latency')
-        returns = [name for name, field in self.fields.items() if field.argument == "return"]
+        if self.begins and not self.symbol:
+            raise ValueError("`begins` is of a function that is named by its symbol")
+        returns = [name for name, field in self.fields.items() if field.argument == "return" or field.falls]
         if returns and not self.latency:
-            raise ValueError(f"`{returns[0]}` is what the function returns: that needs latency: true")
+            raise ValueError(f"`{returns[0]}` is known when the function returns: that needs latency: true")
+        for name, earlier in _references(self.fields):
+            if earlier not in itertools.takewhile(name.__ne__, self.fields):
+                raise ValueError(f"`{name}` refers to {earlier!r}, which is no earlier field")
         for over in (self.gives, self.takes):
             if over is not None and over.field not in self.fields:
                 raise ValueError(f"there is no field {over.field!r} to hand over by")
-        if self.takes is not None and self.fields[self.takes.field].argument == "return":
+        if self.takes is not None and self.takes.field in returns:
             raise ValueError("a span is taken when the function is called: not by what it returns")
         return self
+
+
+def _references(fields: Mapping[str, FieldConfig]) -> Iterator[tuple[str, str]]:
+    """Fields with those that they refer to."""
+    for name, field in fields.items():
+        if field.index is not None:
+            yield name, field.index.field
+        if field.less is not None:
+            yield name, field.less
 
 
 class UserConfig(ProbeConfig):

@@ -254,6 +254,11 @@ class ElfFile:
                 return self.segments.offset_of(int(symbol["value"]))
         return None
 
+    def begins(self, function: bytes, code: bytes) -> bool:
+        """Whether a function of this name begins with this code."""
+        offset = self.offset_of(function)
+        return offset is not None and os.pread(self._fd, len(code), offset) == code
+
     def close(self) -> None:
         """Let go of the file."""
         os.close(self._fd)

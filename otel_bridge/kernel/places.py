@@ -49,16 +49,21 @@ class FunctionPlace:
         return None
 
     def _there(self, file: MappedFile) -> tuple[Uprobe, ...]:
-        """Without the functions that a file need not have, and has not.
+        """Without the functions that a file need not have, and has not, or that are not what they should be.
 
         Told by its own symbols: libbpf 1.1 takes those that a file asks of another one for its own.
         """
         optional = {one.symbol.encode() for one in self._uprobes if one.symbol and not one.required}
+        known = {one.symbol.encode(): one.begins for one in self._uprobes if one.begins}
         try:
             with ElfFile(file.open_path) as elf:
                 missing = optional - elf.defined(optional)
+                other = {name for name, begins in known.items() if not elf.begins(name, begins)}
         except (OSError, ElfError):
             return self._uprobes  # whoever attaches says what is wrong with it
+        for name in other:
+            log.info("a function is of another version", path=file.path, function=name.decode())
+        missing |= other
         return tuple(one for one in self._uprobes if one.symbol.encode() not in missing)
 
 

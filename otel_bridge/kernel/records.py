@@ -158,18 +158,24 @@ CUDA_CONFIG: Dtype = np.dtype(
 """struct cuda_config (bpf/cuda.h)."""
 
 USER_FIELDS = 6
+USER_STEPS = 3
 USER_RESULT = 0xFF
+USER_STACK_DEPTH = 0xFE
 
 USER_EVENT = _event(("probe", "<u4"), ("_pad", "<u4"), ("fields", "<u8", (USER_FIELDS,)))
 """struct user_event (bpf/user.h); handed over with named fields instead (`probes.user.Functions`)."""
 
 USER_FIELD: Dtype = np.dtype(
     [
-        ("argument", "u1"),  # 1 to 6; USER_RESULT; 0: none
+        ("argument", "u1"),  # 1 to 6; USER_RESULT; USER_STACK_DEPTH; 0: none
         ("size", "u1"),
         ("is_signed", "u1"),
-        ("dereference", "u1"),
-        ("offset", "<i4"),
+        ("steps", "u1"),
+        ("offsets", "<i4", (USER_STEPS,)),
+        ("stride", "<u4"),
+        ("index", "u1"),
+        ("falls", "u1"),
+        ("_pad", "u1", (2,)),
     ]
 )
 """struct user_field (bpf/user.h)."""

@@ -57,11 +57,42 @@ def test_queue_and_kv_cache_are_seen_on_the_request_they_serve(engine):
     assert spans(dequeued, Match.HAND_OVER) == once
     assert set(dequeued["slot"]) == {0, 1, 2, 3}
     assert len(set(dequeued["task"])) == len(REQUESTS)
-    assert spans(of(monitor, engine, "llm.kv_cache.evict"), Match.HAND_OVER) == once
+    evicted = of(monitor, engine, "llm.kv_cache.evict")
+    assert spans(evicted, Match.HAND_OVER) == once
+    assert (evicted["stack_depth"] >= 1).all()
     # Every token but the last of an answer is fed back into the cache, on top of the prompts.
     generated = sum(answers)
     assert generated > len(REQUESTS)
     assert of(monitor, engine, "llm.kv_cache.append")["tokens"].sum() >= generated - len(REQUESTS)
+
+
+def test_cells_that_are_given_back_are_counted(engine):
+    """One request after the other, in one slot: each throws the answer of the one before away."""
+    with monitoring("user", user={"presets": ["llama.cpp"]}) as monitor:
+        followed(monitor, engine.pid)
+        assert monitor.covered("user") >= len(preset("llama.cpp"))
+        answers = [engine.do({"span": number, "tokens": TOKENS})[0] for number in REQUESTS]
+    freed = of(monitor, engine, "llm.kv_cache.freed")
+    assert len(set(freed["slot"])) == 1
+    assert freed["evict_count"].tolist() == [0, *answers[:-1]]
+    assert spans(freed, Match.HAND_OVER) == dict.fromkeys(REQUESTS, 1)
+    assert (freed["stack_depth"] >= 1).all()
+    waiting = of(monitor, engine, "llm.request.queue")
+    assert waiting["queue_depth"].tolist() == waiting["new_tasks"].tolist() == [0] * len(REQUESTS)
+
+
+def test_requests_that_wait_are_counted(engine):
+    """More than there are slots, and each takes longer than it takes to send them all."""
+    with monitoring("user", user={"presets": ["llama.cpp"]}) as monitor:
+        followed(monitor, engine.pid)
+        assert monitor.covered("user") >= len(preset("llama.cpp"))
+        engine.do(*({"span": number, "tokens": 400} for number in REQUESTS))
+    waiting = of(monitor, engine, "llm.request.queue")
+    depths = waiting["queue_depth"] + waiting["new_tasks"]
+    assert spans(waiting, Match.THREAD) == dict.fromkeys(REQUESTS, 1)
+    assert (waiting["queue_depth"] >= 0).all()
+    assert (waiting["new_tasks"] >= 0).all()
+    assert 0 < depths.max() < len(REQUESTS)
 
 
 def test_the_engine_has_every_symbol_of_the_preset(engine):

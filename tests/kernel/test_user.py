@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import structlog
 
+from otel_bridge.kernel.elf_file import ElfFile
 from otel_bridge.model import KernelEventKind, Match
 from tests.support.kernel import eventually, followed, monitoring, span_id
 from tests.support.processes import needs_command
@@ -113,6 +114,59 @@ def test_latency_is_that_of_the_outermost_call(watch):
     assert len(events) == PRIME
     assert {tuple(row) for row in events[["depth", "result"]].tolist()} == {(4, -3)}
     assert (events["duration"] >= 2_000_000).all()
+
+
+CELLS = {"argument": 1, "type": "i64", "at": [8, 0], "index": {"field": "which", "times": 8}}
+
+
+def test_what_lies_behind_several_pointers_and_what_a_call_changed(watch):
+    """An element of an array that an object points to: what it was, by how much it fell, what comes of it."""
+    fields = {
+        "which": {"argument": 2, "type": "i32"},
+        "amount": {"argument": 3, "type": "i64", "told": False},
+        "before": CELLS,
+        "fell": {**CELLS, "falls": True},
+        "pairs_left": {**CELLS, "less": "amount", "per": 2},
+        "depth": {"argument": "stack_depth", "type": "u32"},
+    }
+    monitor, worker = watch({"name": "release", "symbol": "release", "latency": True, "fields": fields})
+    orders = [(3, 50), (0, 7), (3, -20), (1, 0)]
+    for order in orders:
+        call = {"do": "call_function", "function": "release_some", "arguments": list(order), "times": 1}
+        worker.do(call)
+    eventually("all calls", lambda: len(of(monitor, "release")) == len(orders))
+    found = of(monitor, "release")
+    assert found["which"].tolist() == [3, 0, 3, 1]
+    assert found["before"].tolist() == [400, 100, 350, 200]
+    assert found["fell"].tolist() == [50, 7, -20, 0]
+    assert found["pairs_left"].tolist() == [175, 46, 185, 100]
+    assert (found["depth"] >= 1).all()
+    assert "amount" not in (found.dtype.names or ())
+
+
+def test_a_function_of_another_version_is_left_alone(functions, start_worker):
+    """Told by its code; the log says so."""
+    worker = start_worker(functions)
+    with ElfFile(str(functions)) as elf:
+        place = elf.offset_of(b"evict")
+    assert place is not None
+    code = functions.read_bytes()[place : place + 4]
+    other = code[:-1] + bytes([code[-1] ^ 1])
+    entry = {"library": LIBRARY, "symbol": "evict"}
+    entries = [
+        {**entry, "name": "same", "begins": code.hex()},
+        {**entry, "name": "other", "begins": other.hex()},
+    ]
+    with (
+        structlog.testing.capture_logs() as lines,
+        monitoring("user", user={"functions": entries}) as monitor,
+    ):
+        followed(monitor, worker.pid)
+        eventually("it is covered", lambda: monitor.covered("user") == 1)
+        worker.do({"do": "call_function", "function": "evict", "arguments": [1, 2], "times": PRIME})
+    assert len(of(monitor, "same")) == PRIME
+    assert len(of(monitor, "other")) == 0
+    assert [line["function"] for line in lines if "another version" in line["event"]] == ["evict"]
 
 
 def test_calls_faster_than_the_threshold_are_no_events(watch):

@@ -50,6 +50,7 @@ class Uprobe:
         offset: bytes from the symbol; without a symbol, from the file's start.
         usdt: provider and name of a static tracepoint, instead of all that.
         cookie: what the program is told about this place.
+        begins: the function's first bytes; a file where it has others is left alone; empty: any.
     """
 
     program: str
@@ -59,6 +60,7 @@ class Uprobe:
     offset: int = 0
     usdt: tuple[str, str] | None = None
     cookie: int = 0
+    begins: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

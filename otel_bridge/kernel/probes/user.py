@@ -13,7 +13,7 @@ import yaml
 from otel_bridge.events import COMMON
 from otel_bridge.kernel.config import FieldConfig, FunctionConfig, HandOverConfig, UserConfig
 from otel_bridge.kernel.probes.base import Probe, Uprobe, nanoseconds
-from otel_bridge.kernel.records import USER_EVENT, USER_PROBE, USER_RESULT
+from otel_bridge.kernel.records import USER_EVENT, USER_FIELD, USER_PROBE, USER_RESULT, USER_STACK_DEPTH
 from otel_bridge.model import KernelEventKind
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 PRESETS = Path(__file__).parents[1] / "presets"
+
+_SPECIAL: dict[int | str, int] = {"return": USER_RESULT, "stack_depth": USER_STACK_DEPTH}
 
 PROBE = Probe(
     name="user",
@@ -61,8 +63,9 @@ class Functions:
             row = np.zeros((), USER_PROBE)
             row["threshold_ns"] = nanoseconds(function.threshold)
             row["silent"] = not function.event
+            names = list(function.fields)
             for i, field in enumerate(function.fields.values()):
-                row["fields"][i] = _field(field)
+                row["fields"][i] = _field(field, names)
             row["gives"], row["gives_group"] = self._hand_over(function, function.gives)
             row["takes"], row["takes_group"] = self._hand_over(function, function.takes)
             yield number, row
@@ -94,14 +97,16 @@ def _is_signed(field: FieldConfig) -> bool:
     return field.type.startswith("i")
 
 
-def _field(field: FieldConfig) -> tuple[int, int, int, int, int]:
-    return (
-        USER_RESULT if field.argument == "return" else field.argument,
-        _size(field),
-        int(_is_signed(field)),
-        int(field.at is not None),
-        field.at or 0,
-    )
+def _field(field: FieldConfig, names: list[str]) -> NDArray[np.void]:
+    row = np.zeros((), USER_FIELD)
+    row["argument"] = _SPECIAL.get(field.argument, field.argument)
+    row["size"], row["is_signed"] = _size(field), _is_signed(field)
+    row["steps"] = len(field.at)
+    row["offsets"][: len(field.at)] = field.at
+    row["falls"] = field.falls
+    if field.index is not None:
+        row["stride"], row["index"] = field.index.times, 1 + names.index(field.index.field)
+    return row
 
 
 def _uprobes(number: int, function: FunctionConfig) -> tuple[Uprobe, ...]:
@@ -112,6 +117,7 @@ def _uprobes(number: int, function: FunctionConfig) -> tuple[Uprobe, ...]:
         "symbol": function.symbol,
         "offset": function.offset,
         "required": True,
+        "begins": bytes.fromhex(function.begins),
         "cookie": number,
     }
     if function.latency:
@@ -120,11 +126,26 @@ def _uprobes(number: int, function: FunctionConfig) -> tuple[Uprobe, ...]:
 
 
 def _named(function: FunctionConfig, records: NDArray[np.void]) -> NDArray[np.void]:
-    kinds = {name: "<i8" if _is_signed(field) else "<u8" for name, field in function.fields.items()}
-    out = np.zeros(len(records), np.dtype([*COMMON.descr, *kinds.items()]))
+    # The kernel extended the sign to 64 bits.
+    values = {
+        name: records["fields"][:, i].view("<i8" if _is_signed(field) or field.falls else "<u8")
+        for i, (name, field) in enumerate(function.fields.items())
+    }
+    told = {
+        name: _computed(values[name], values[field.less] if field.less else None, field.per)
+        for name, field in function.fields.items()
+        if field.told
+    }
+    kinds = [(name, value.dtype.str) for name, value in told.items()]
+    out = np.zeros(len(records), np.dtype([*COMMON.descr, *kinds]))
     for name in COMMON.names or ():
         out[name] = records[name]
-    for i, name in enumerate(kinds):
-        # The kernel extended the sign to 64 bits.
-        out[name] = records["fields"][:, i].view(kinds[name])
+    for name, value in told.items():
+        out[name] = value
     return out
+
+
+def _computed(value: NDArray[Any], less: NDArray[Any] | None, per: int) -> NDArray[Any]:
+    if less is not None:
+        value = value.view("<i8") - less.view("<i8")
+    return value if per == 1 else value // per

@@ -7,7 +7,7 @@ import mmap
 import pytest
 from pydantic import ValidationError
 
-from otel_bridge.kernel.config import KernelConfig
+from otel_bridge.kernel.config import FieldConfig, FunctionConfig, KernelConfig
 
 
 def test_the_defaults_stand():
@@ -47,3 +47,35 @@ def test_unknown_keys_are_refused():
     """Misspelt probes would be silently on."""
     with pytest.raises(ValidationError, match="extra_forbidden"):
         KernelConfig.model_validate({"probes": {"tpc": {"enabled": False}}})
+
+
+FIELD = {"argument": 1, "type": "i64"}
+
+
+@pytest.mark.parametrize(
+    ("function", "problem"),
+    [
+        (
+            {"fields": {"a": {**FIELD, "less": "b"}, "b": FIELD}},
+            "`a` refers to 'b', which is no earlier",
+        ),
+        ({"fields": {"a": {**FIELD, "index": {"field": "a", "times": 8}}}}, "no earlier field"),
+        ({"fields": {"a": {**FIELD, "falls": True}}}, "needs latency: true"),
+        ({"fields": {"a": {**FIELD, "at": [1, 2, 3, 4]}}}, "at most 3 items"),
+        ({"fields": {"a": {**FIELD, "per": 0}}}, "greater than or equal to 1"),
+        ({"begins": "4"}, "should match pattern"),
+        ({"symbol": "", "offset": 8, "begins": "48"}, "named by its symbol"),
+    ],
+)
+def test_fields_that_cannot_be_told_are_refused(function, problem):
+    """Each with what is wrong about it."""
+    whole = {"name": "f", "library": "f", "symbol": "f", **function}
+    with pytest.raises(ValidationError, match=problem):
+        FunctionConfig.model_validate(whole)
+
+
+def test_a_step_needs_no_list():
+    """As it was before there could be several."""
+    assert FieldConfig.model_validate({**FIELD, "at": 8}).at == (8,)
+    assert FieldConfig.model_validate({**FIELD, "at": [8, 0]}).at == (8, 0)
+    assert FieldConfig.model_validate(FIELD).at == ()
