@@ -388,8 +388,12 @@ class SpanLeaf:
             for length, ago in ((window, 0.0), (against, window))
         )
         threshold = threshold_of(settings, "1" if relative else "ns") / (1.0 if relative else _NANOSECONDS)
+        value = change(new, old, relative=relative)
+        if settings.at_least > 1:
+            counts = self._grown(self._hits), self._grown(self._hits, against, window)
+            value = f"({value})" + "".join(f" and {one} >= {number(settings.at_least)}" for one in counts)
         return self._leaf_of(
-            change(new, old, relative=relative),
+            value,
             "delta_quantile",
             (settings.is_.operator, threshold),
             self._lengthening(settings, threshold, relative=relative),
