@@ -28,7 +28,7 @@ def test_events_are_on_the_span_that_caused_them(server):
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=500,
         check=False,
     )
     assert done.stdout, done.stderr
