@@ -72,12 +72,18 @@ class FakeClock:
 
 @dataclass
 class ConsumerSink:
-    """A Consumer that keeps what it is given, or fails as told."""
+    """A Consumer that keeps what it is given, or fails as told.
+
+    Attributes:
+        held: requests wait until it is set; None: for nothing.
+        at_work: requests that wait now.
+    """
 
     requests: list[tuple[Signal, bytes]] = field(default_factory=list)
     error: Exception | None = None
     outcome: Outcome | None = None
-    delay: float = 0.0
+    held: asyncio.Event | None = None
+    at_work: int = 0
 
     async def consume_traces(self, data: bytes) -> Outcome:
         """Keep a trace request."""
@@ -90,8 +96,12 @@ class ConsumerSink:
         return self.outcome if self.outcome is not None else Outcome(1)
 
     async def _keep(self, signal: Signal, data: bytes) -> None:
-        if self.delay:
-            await asyncio.sleep(self.delay)
+        if self.held is not None:
+            self.at_work += 1
+            try:
+                await self.held.wait()
+            finally:
+                self.at_work -= 1
         if self.error is not None:
             raise self.error
         self.requests.append((signal, data))

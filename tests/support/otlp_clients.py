@@ -99,7 +99,7 @@ class Running:
         """Send over gRPC; raises AioRpcError."""
         if not self.channels:
             self.channel()
-        return await self.channels[0].unary_unary(METHOD_OF[signal])(body, timeout=30, **options)
+        return await self.channels[0].unary_unary(METHOD_OF[signal])(body, timeout=60, **options)
 
     async def refused(
         self, body: bytes, signal: Signal = Signal.TRACES, **options: Any

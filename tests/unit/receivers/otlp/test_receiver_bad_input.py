@@ -20,13 +20,14 @@ from hypothesis import strategies as st
 from otel_bridge import catalog, errors
 from otel_bridge.model import Signal
 from otel_bridge.testing import ConsumerSink, trace_request
+from tests.support.exporter_stubs import until
 from tests.support.otlp_clients import JSON, METHOD_OF, PROTOBUF, Http2, framed, grpc_status, retry_delay
 
 REQUEST = trace_request([{}] * 3)
 HEAD = b"POST /v1/traces HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-protobuf\r\n"
 
 
-async def talk(running, *pieces: bytes, half_close: bool = False, wait: float = 10) -> bytes:
+async def talk(running, *pieces: bytes, half_close: bool = False, wait: float = 60) -> bytes:
     """Send bytes as they are to the HTTP port, a packet each; what comes back until the receiver closes."""
     reader, writer = await asyncio.open_connection("127.0.0.1", running.receiver.http_port)
     try:
@@ -62,7 +63,7 @@ def memory_bounded(limit: int):
 
 async def answered(running, transport: str, code: str) -> None:
     """Wait until a request is counted with this code."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         labels = {"transport": transport, "signal": "traces", "code": code}
         while not running.value(catalog.RECEIVER_REQUESTS, **labels):  # noqa: ASYNC110 (a metric is no event)
             await asyncio.sleep(0.01)
@@ -276,9 +277,13 @@ class TestGone:
     """A client that leaves costs its request only."""
 
     async def test_half_closed_after_a_whole_request(self, start):
-        running = await start(ConsumerSink(delay=0.1))
+        running = await start(ConsumerSink(held=(held := asyncio.Event())))
         request = HEAD + b"Content-Length: %d\r\n\r\n" % len(REQUEST) + REQUEST
-        answer = await talk(running, request, half_close=True)
+        talking = asyncio.create_task(talk(running, request, half_close=True))
+        await until(lambda: running.sink.at_work == 1)
+        await asyncio.sleep(0.1)
+        held.set()
+        answer = await talking
         assert answer.startswith(b"HTTP/1.1 200")
         assert running.sink.requests == [(Signal.TRACES, REQUEST)]
 
@@ -319,23 +324,34 @@ class TestGone:
         await still_serves(running)
 
     async def test_grpc_gone_while_its_request_is_worked_on(self, start):
-        running = await start(ConsumerSink(delay=30))
-        with pytest.raises(grpc.aio.AioRpcError):
-            await running.channel().unary_unary(METHOD_OF[Signal.TRACES])(REQUEST, timeout=0.2)
+        running = await start(ConsumerSink(held=(held := asyncio.Event())))
+        call = running.channel().unary_unary(METHOD_OF[Signal.TRACES])(REQUEST, timeout=60)
+        await until(lambda: running.sink.at_work == 1)
+        call.cancel()
         await answered(running, "grpc", "CANCELLED")
-        running.sink.delay = 0
+        held.set()
         await still_serves(running)
 
 
 class TestTooMany:
     """Requests beyond the limit are told when to come again, and cost nothing."""
 
+    @staticmethod
+    async def two_of(held, *requests) -> list:
+        """The outcomes of requests, two of which are held until all others are answered."""
+        tasks = [asyncio.ensure_future(request) for request in requests]
+        await until(lambda: sum(task.done() for task in tasks) == len(tasks) - 2)
+        held.set()
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
     async def test_grpc(self, start):
-        running = await start(ConsumerSink(delay=0.5), grpc={"max_concurrent_requests": 2})
+        running = await start(
+            ConsumerSink(held=(held := asyncio.Event())), grpc={"max_concurrent_requests": 2}
+        )
         calls = [
-            running.channel().unary_unary(METHOD_OF[Signal.TRACES])(REQUEST, timeout=30) for _ in range(5)
+            running.channel().unary_unary(METHOD_OF[Signal.TRACES])(REQUEST, timeout=60) for _ in range(5)
         ]
-        results = await asyncio.gather(*calls, return_exceptions=True)
+        results = await self.two_of(held, *calls)
         refused = [result for result in results if isinstance(result, grpc.aio.AioRpcError)]
         assert len(refused) == 3
         for error in refused:
@@ -344,15 +360,19 @@ class TestTooMany:
         assert len(running.sink.requests) == 2
 
     async def test_grpc_on_one_connection(self, start):
-        running = await start(ConsumerSink(delay=0.5), grpc={"max_concurrent_requests": 2})
-        results = await asyncio.gather(*(running.export(REQUEST) for _ in range(50)), return_exceptions=True)
+        running = await start(
+            ConsumerSink(held=(held := asyncio.Event())), grpc={"max_concurrent_requests": 2}
+        )
+        results = await self.two_of(held, *(running.export(REQUEST) for _ in range(50)))
         refused = [result for result in results if isinstance(result, grpc.aio.AioRpcError)]
         assert len(refused) == 48
         assert all(retry_delay(grpc_status(error)) >= 1 for error in refused)
 
     async def test_http(self, start):
-        running = await start(ConsumerSink(delay=0.5), http={"max_concurrent_requests": 2})
-        replies = await asyncio.gather(*(running.post(REQUEST) for _ in range(5)))
+        running = await start(
+            ConsumerSink(held=(held := asyncio.Event())), http={"max_concurrent_requests": 2}
+        )
+        replies = await self.two_of(held, *(running.post(REQUEST) for _ in range(5)))
         assert sorted(reply.status for reply in replies) == [200, 200, 503, 503, 503]
         for reply in replies:
             assert reply.status == 200 or int(reply.headers["Retry-After"]) >= 1

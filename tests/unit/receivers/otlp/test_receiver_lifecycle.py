@@ -16,6 +16,7 @@ from otel_bridge.receivers.otlp.config import OtlpReceiverConfig
 from otel_bridge.receivers.otlp.receiver import OtlpReceiver
 from otel_bridge.telemetry import Telemetry
 from otel_bridge.testing import ConsumerSink, trace_request
+from tests.support.exporter_stubs import until
 from tests.support.otlp_clients import METHOD_OF, PROTOBUF
 
 REQUEST = trace_request([{}])
@@ -63,8 +64,7 @@ class TestStart:
         assert f"port {taken_port} is in use by" in message
         assert f"pid {os.getpid()}" in message
         assert f"receivers.otlp.protocols.{protocol}.endpoint" in message
-        await asyncio.sleep(0.1)
-        assert listening_ports() == before, "all ports or none"
+        await until(lambda: listening_ports() == before)  # all ports or none
 
     @pytest.mark.parametrize("protocol", ["grpc", "http"])
     async def test_two_receivers_never_share_a_port(self, start, protocol):
@@ -102,33 +102,40 @@ def has_ipv6() -> bool:
 
 class TestStop:
     async def test_requests_in_flight_are_answered(self, start):
-        running = await start(ConsumerSink(delay=0.4))
+        running = await start(ConsumerSink(held=(held := asyncio.Event())))
         pending = asyncio.gather(running.export(REQUEST), running.post(REQUEST))
-        await asyncio.sleep(0.2)
-        await running.receiver.stop(10)
+        await until(lambda: running.sink.at_work == 2)
+        stopping = asyncio.create_task(running.receiver.stop(60))
+        await until(lambda: running.receiver.http_port not in listening_ports())
+        held.set()
+        await stopping
         body, reply = await pending
         assert body == b""
         assert reply.status == 200
         assert len(running.sink.requests) == 2
 
     async def test_nothing_new_is_taken(self, start):
-        running = await start(ConsumerSink(delay=0.5))
+        running = await start(ConsumerSink(held=(held := asyncio.Event())))
+        held.set()
         await running.post(REQUEST)
+        held.clear()
         pending = asyncio.create_task(running.post(REQUEST))
-        await asyncio.sleep(0.1)
-        stopping = asyncio.create_task(running.receiver.stop(10))
-        await asyncio.sleep(0.1)
+        await until(lambda: running.sink.at_work == 1)
+        stopping = asyncio.create_task(running.receiver.stop(60))
+        ports = {running.receiver.http_port, running.receiver.grpc_port}
+        await until(lambda: not ports & listening_ports())
         with pytest.raises(OSError, match="Connect call failed"):
             await running.post(REQUEST)
         assert (await running.refused(REQUEST)).code() is grpc.StatusCode.UNAVAILABLE
+        held.set()
         await stopping
         assert (await pending).status == 200
 
     async def test_the_deadline_holds(self, start):
-        running = await start(ConsumerSink(delay=60))
+        running = await start(ConsumerSink(held=asyncio.Event()))
         pending = asyncio.gather(running.export(REQUEST), running.post(REQUEST), return_exceptions=True)
-        await asyncio.sleep(0.2)
-        async with asyncio.timeout(5):
+        await until(lambda: running.sink.at_work == 2)
+        async with asyncio.timeout(60):
             await running.receiver.stop(0.3)
             results = await pending
         assert all(isinstance(result, Exception) for result in results)
@@ -138,8 +145,8 @@ class TestStop:
         running = await start()
         await running.export(REQUEST)
         await running.post(REQUEST)
-        async with asyncio.timeout(2):
-            await running.receiver.stop(60)
+        async with asyncio.timeout(60):
+            await running.receiver.stop(600)
 
     async def test_twice_and_before_the_start(self):
         receiver = receiver_of(grpc={"endpoint": "127.0.0.1:0"}, http={"endpoint": "127.0.0.1:0"})
