@@ -115,6 +115,11 @@ class World:
         command = [sys.executable, "-m", "otel_bridge", "breaker", "-c", str(self._directory / "bridge.yaml")]
         subprocess.run([*command, *words, "--reason", "bench"], check=True, capture_output=True)
 
+    def late_decisions(self) -> int:
+        """How often nginx had no answer of the bridge in time, and let the request through."""
+        lines = (self._directory / "nginx.log").read_text(errors="replace").splitlines()
+        return sum("timed out" in line and '"/_otel_bridge"' in line for line in lines)
+
     def _calibrate(self) -> Capacity:
         self.load.say(do="calibrate", port=ENGINE_PORT, workers=SLOTS, seconds=4)
         found = self.log.wait("the engine's capacity", 0, lambda words: "calibrated" in words)
