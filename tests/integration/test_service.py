@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
 from contextlib import closing
 
@@ -40,7 +41,7 @@ def to(sink: GrpcSink, **config) -> dict:
     return {"exporters": {"otlp": {"endpoint": f"127.0.0.1:{sink.port}"}}, **config}
 
 
-def export(channel: grpc.Channel, data: bytes, signal_name: str = "traces", timeout: float = 10.0) -> bytes:
+def export(channel: grpc.Channel, data: bytes, signal_name: str = "traces", timeout: float = 60.0) -> bytes:
     """One Export call with bytes."""
     call = channel.unary_unary(f"/{SERVICES[signal_name]}/Export")
     answer: bytes = call(data, timeout=timeout)
@@ -110,13 +111,20 @@ def test_nothing_acknowledged_is_lost_by_kill_9(tmp_path):
     """Downstream is down, the bridge is killed twice in the middle; what it acknowledged arrives."""
     sink = GrpcSink()
     acknowledged: set[int] = set()
+
+    def kill(bridge: Bridge, before: int) -> None:
+        """At some moment after it acknowledged something."""
+        eventually("something is acknowledged", lambda: len(acknowledged) > before)
+        time.sleep(random.uniform(0.0, 1.5))
+        bridge.child.kill()
+
     for run in range(2):
         with running(Bridge(tmp_path, to(sink))) as bridge, closing(channel_to(bridge)) as channel:
-            killer = threading.Timer(random.uniform(0.5, 2.0), lambda b=bridge: b.child.kill())
+            killer = threading.Thread(target=kill, args=(bridge, len(acknowledged)))
             killer.start()
             for number in range(1_000_000 * (run + 1), 1_000_000 * (run + 2), 7):
                 try:
-                    export(channel, numbered(number, 7), timeout=5)
+                    export(channel, numbered(number, 7), timeout=60)
                 except grpc.RpcError:
                     break
                 acknowledged |= set(range(number, number + 7))
@@ -137,7 +145,7 @@ def test_sigterm_delivers_what_is_in_flight(tmp_path):
         sink.black_hole.set()
         with closing(channel_to(bridge)) as channel:
             call = channel.unary_unary(f"/{SERVICES['traces']}/Export")
-            waiting = [call.future(numbered(1 + 5 * n, 5), timeout=20) for n in range(11)]
+            waiting = [call.future(numbered(1 + 5 * n, 5), timeout=60) for n in range(11)]
             eventually(
                 "the requests are taken in",
                 lambda: bridge.total("otel_bridge_processor_incoming_items_total") == 55,
@@ -223,7 +231,7 @@ def test_sighup_reloads_without_dropping_a_connection(tmp_path):
         whole = bridge.config.read_text()
         post()
         sink.black_hole.set()
-        under_way = channel.unary_unary(f"/{SERVICES['traces']}/Export").future(vllm, timeout=20)
+        under_way = channel.unary_unary(f"/{SERVICES['traces']}/Export").future(vllm, timeout=60)
         eventually(
             "the request is taken in",
             lambda: bridge.total("otel_bridge_processor_incoming_items_total") == 2,

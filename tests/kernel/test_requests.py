@@ -26,7 +26,7 @@ from tests.support.http_requests import (
     request,
     traceparent,
 )
-from tests.support.kernel import eventually, in_threads, monitoring, span_id
+from tests.support.kernel import covers, eventually, in_threads, monitoring, span_id
 
 PRIME = 23
 SILENT = Path(__file__).parent / "silent.py"
@@ -199,9 +199,9 @@ def test_where_requests_are_not_looked_for_there_are_no_spans(serve, closed_port
     assert numbers(monitor.events.of(TCP_CONNECT, tgid=server.pid)) == {(1, 0): PRIME}
 
 
-def covered(monitor) -> None:
-    """Wait until libssl is."""
-    eventually("libssl is covered", lambda: monitor.covered("tls_requests"))
+def covered(monitor, server) -> None:
+    """Wait until the server's libssl is; others may be as well."""
+    eventually("libssl is covered", lambda: covers(monitor, "tls_requests", server.pid, "libssl"))
 
 
 def test_encrypted_requests_have_their_own_span_or_none(serve, closed_port, identity):
@@ -209,7 +209,7 @@ def test_encrypted_requests_have_their_own_span_or_none(serve, closed_port, iden
     certificate, trusting = identity
     server = serve("threads", certificate)
     with monitoring("tcp", "requests", "tls_requests") as monitor:
-        covered(monitor)
+        covered(monitor, server)
         with connected(server.port, trusting) as connection:
             for number in range(1, PRIME + 1):
                 named = [traceparent(number)] if number % 2 else []
@@ -224,7 +224,7 @@ def test_encrypted_requests_that_are_read_by_ssl_read(serve, closed_port, identi
     certificate, trusting = identity
     server = serve("ssl_read", certificate)
     with monitoring("tcp", "requests", "tls_requests") as monitor:
-        covered(monitor)
+        covered(monitor, server)
         for number in range(1, PRIME + 1):
             with connected(server.port, trusting) as connection:
                 connection.sendall(request(traceparent(number), refused(number, closed_port)))
@@ -238,7 +238,7 @@ def test_no_encrypted_request_of_an_event_loop_is_taken_for_another(serve, close
     certificate, trusting = identity
     server = serve("asyncio", certificate)
     with monitoring("tcp", "requests", "tls_requests") as monitor:
-        covered(monitor)
+        covered(monitor, server)
 
         def ask(number: int) -> None:
             with connected(server.port, trusting) as connection:
