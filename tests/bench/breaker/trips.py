@@ -44,8 +44,8 @@ def measure(world: World, trips: int, progress: Callable[[], None]) -> Trips:
         BenchError: something did not happen.
     """
     found = Trips()
-    found.bare = [words["bare"] / 1e9 for words in world.log.all() if "bare" in words]
-    with world.steady():
+    with world.watched():
+        found.bare = [words["bare"] / 1e9 for words in world.log.all() if "bare" in words]
         for _ in range(trips):
             _trip(world, found)
             progress()

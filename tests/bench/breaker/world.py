@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import yaml
@@ -23,6 +23,7 @@ from tests.bench.breaker.load import BODY
 from tests.bench.sink import Sink
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 TARGET = "engine"
@@ -32,7 +33,7 @@ SLOTS = 4
 """Of the engine, which answers so many requests at once."""
 LIMITED_TYPE = "chat"
 """Requests that say they are of this type are held to a rate limit."""
-LIMIT = 0.6
+LIMIT = 0.4
 """The limit, as a share of what the engine bears."""
 OFTEN = {"changes": 1_000_000}
 """For hundreds of trips in minutes."""
@@ -91,7 +92,7 @@ class World:
         _until_served(ENGINE_PORT, "/health")
         self.load = self._child("load", [sys.executable, "-m", "tests.bench.breaker.load"], busy)
         self.capacity = self._calibrate()
-        self._instrument("receiver", WEBHOOK, "--secret", SECRET)
+        self._exit.enter_context(self._instrument("receiver", WEBHOOK, "--secret", SECRET))
         self.log.wait("the webhook's receiver listens", 0, lambda words: "receiver" in words)
         file = self._directory / "bridge.yaml"
         file.write_text(yaml.safe_dump(self._settings(sink.port)))
@@ -102,13 +103,16 @@ class World:
         nginx.write_text(self._nginx())
         self._child("nginx", ["nginx", "-c", nginx, "-p", self._directory], quiet)
         _until_served(GATEWAY, "/knock")
-        self._instrument("kernel", KNOCK_PORT, "--bare", str(self._bare))
-        self.gateway = self._instrument("gateway", GATEWAY)
-        self.log.wait("the gate's port admits", 0, lambda words: words.get("kernel") == "admitted")
+        self.gateway = self._exit.enter_context(self._instrument("gateway", GATEWAY))
 
-    def steady(self) -> Child:
-        """A client that asks now and then."""
-        return self._instrument("steady", GATEWAY, "--body", json.dumps(BODY))
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Somebody knocks at the kernel's gate, and a client asks now and then."""
+        begin = self.log.end
+        steady = self._instrument("steady", GATEWAY, "--body", json.dumps(BODY))
+        with self._instrument("kernel", KNOCK_PORT, "--bare", str(self._bare)), steady:
+            self.log.wait("the gate's port admits", begin, lambda words: words.get("kernel") == "admitted")
+            yield
 
     def operate(self, *words: str) -> None:
         """Say something to the breaker as an operator does."""
@@ -123,15 +127,17 @@ class World:
     def _calibrate(self) -> Capacity:
         self.load.say(do="calibrate", port=ENGINE_PORT, workers=SLOTS, seconds=4)
         found = self.log.wait("the engine's capacity", 0, lambda words: "calibrated" in words)
-        return Capacity(found["calibrated"], max(0.1, 3 * found["p95"]))
+        return Capacity(found["calibrated"], max(0.1, 5 * found["p95"]))
 
     def _child(self, name: str, command: list[Any], core: int) -> Child:
-        child = Child(command, core, self.log, self._directory / f"{name}.log", {"PYTHONPATH": str(ROOT)})
-        return self._exit.enter_context(child)
+        return self._exit.enter_context(self._process(name, command, core))
+
+    def _process(self, name: str, command: list[Any], core: int) -> Child:
+        return Child(command, core, self.log, self._directory / f"{name}.log", {"PYTHONPATH": str(ROOT)})
 
     def _instrument(self, which: str, port: int, *words: str) -> Child:
         command = [sys.executable, "-m", "tests.bench.breaker.instruments", which, str(port), *words]
-        return self._child(which, command, cores()[0])
+        return self._process(which, command, cores()[0])
 
     def _settings(self, sink: int) -> dict[str, Any]:
         action = {"targets": [TARGET], "rate_limit": OFTEN}
@@ -168,7 +174,7 @@ class World:
                         }
                     }
                 },
-                "decisions": {"http": {"endpoint": f"127.0.0.1:{DECISIONS}"}},
+                "decisions": {"http": {"endpoint": f"127.0.0.1:{DECISIONS}", "process": "own"}},
                 "operators": {"socket": str(self._directory / "operators.sock")},
                 "state": {"file": str(self._directory / "control.sqlite")},
                 "actions": {
