@@ -17,7 +17,6 @@ def splice(
     cuts: Sequence[bytes],
     replacements: Sequence[tuple[bytes, bytes, bytes, bytes]],
 ) -> bytes: ...
-
 def count_items(data: bytes, path: Sequence[Sequence[int]]) -> int: ...
 
 # Columns: texts as offsets and lengths (u4 bytes) into `data`; see `columns`.
