@@ -88,8 +88,8 @@ CODE_STACKTRACE = Attribute(
     "code.stacktrace",
     "string",
     "",
-    "Where a long wait was spent, innermost frame first: in the kernel, function+offset (kernel), then in the "
-    "program, function+offset (file). Interpreted code shows as its interpreter's frames.",
+    "Where a long wait was spent, innermost frame first: in the kernel, function+offset (kernel), then in "
+    "the program, function+offset (file). Interpreted code shows as its interpreter's frames.",
 )
 KERNEL_BLOCK_COUNT = Attribute("kernel.block.requests", "int", "{request}", "Block I/O requests.")
 KERNEL_BLOCK_TIME = Attribute("kernel.block.time", "int", "ns", "Their latencies, added up.")
