@@ -321,7 +321,9 @@ async def test_a_namespace_that_is_gone(pins):
         await keeper.start()
         keeper.settle()
         keeper.turn(State.OPEN)
-    await asyncio.to_thread(eventually, "it is forgotten", lambda: not list(pins.glob("netns-*")))
+    # The pins go first.
+    await asyncio.to_thread(eventually, "it is forgotten", lambda: keeper.gate.missing)
+    assert not list(pins.glob("netns-*"))
     with pytest.raises(OSError, match="nothing runs that fits"):
         keeper.turn(State.OPEN)
     await keeper.stop(1.0)
