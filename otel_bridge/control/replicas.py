@@ -17,7 +17,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import orjson
-import redis.asyncio
 import structlog
 from redis.exceptions import RedisError
 
@@ -25,7 +24,7 @@ from otel_bridge import catalog
 from otel_bridge.breakers import State
 from otel_bridge.control import codec
 from otel_bridge.control.audit import Entry
-from otel_bridge.errors import StartError
+from otel_bridge.control.redis_link import RedisLink, Saying
 
 if TYPE_CHECKING:
     from otel_bridge.contracts import Clock
@@ -84,9 +83,13 @@ class RedisReplicas:
         self._board = board
         self._clock = clock
         self._replica = replica
-        self._up = telemetry.gauge(catalog.CONTROL_STORE_UP).labels("redis")
-        self._cut_off = True
-        self._said: bool | None = None
+        self._link = RedisLink(
+            config,
+            telemetry.gauge(catalog.CONTROL_STORE_UP).labels("redis"),
+            say=self._say,
+            lost=Saying("cut_off", f"; {_MEANS[config.when_cut_off]}"),
+            reached=Saying("reached", "Redis is reached again; the breakers are compared"),
+        )
         self._versions: dict[str, int] = {}
         self._pending: deque[tuple[str, Step, Entry | None]] = deque()
         self._outstanding: Counter[str] = Counter()
@@ -94,7 +97,6 @@ class RedisReplicas:
         self._idle = asyncio.Event()
         self._idle.set()
         self._locks: dict[str, asyncio.Lock] = {}
-        self._tasks: list[asyncio.Task[None]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._redis: Any = None
         self._read: Any = None
@@ -107,7 +109,7 @@ class RedisReplicas:
     @property
     def cut_off(self) -> bool:
         """Whether Redis cannot be reached."""
-        return self._cut_off
+        return self._link.cut_off
 
     async def start(self) -> None:
         """Connect; a Redis that is not there yet is waited for while the bridge works.
@@ -115,44 +117,25 @@ class RedisReplicas:
         Raises:
             StartError: the URL is none.
         """
-        config = self._config
-        try:
-            self._redis = redis.asyncio.Redis.from_url(
-                config.url.get_secret_value(),
-                socket_timeout=config.timeout,
-                socket_connect_timeout=config.timeout,
-                retry_on_timeout=False,
-                retry=None,
-            )
-        except ValueError as error:
-            raise StartError(f"control.redis.url is no Redis URL: {error}") from None
+        self._redis = self._link.connect()
         self._read = self._redis.register_script(_READ)
         self._write = self._redis.register_script(_WRITE)
         self._loop = asyncio.get_running_loop()
         await self._sync()
-        self._tasks = [
-            asyncio.create_task(run()) for run in (self._share, self._sync_for_ever, self._listen_for_ever)
-        ]
+        self._link.run(self._share, self._sync_for_ever, self._listen_for_ever)
 
     async def stop(self, deadline: float) -> None:
         """Tell the others what waits, and disconnect."""
-        if not self._cut_off:
+        if not self._link.cut_off:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._idle.wait(), min(deadline, 1.0))
-        running = set(self._tasks)
-        while running:
-            # Again, since redis-py may take a cancellation that meets its own time-out for that time-out.
-            for task in running:
-                task.cancel()
-            _, running = await asyncio.wait(running, timeout=0.1)
-        self._tasks = []
+        await self._link.end()
         self._loop = None
-        if self._redis is not None:
-            await self._redis.aclose()
+        await self._link.disconnect()
 
     def submit(self, key: str, step: Step, entry: Entry | None) -> None:
         """Do to the shared record what was done here."""
-        if self._loop is None or self._cut_off:
+        if self._loop is None or self._link.cut_off:
             return  # `_sync` compares the records once Redis is back
         self._outstanding[key] += 1
         self._pending.append((key, step, entry))
@@ -250,7 +233,7 @@ class RedisReplicas:
             while self._pending:
                 key, step, entry = self._pending.popleft()
                 try:
-                    if not self._cut_off:
+                    if not self._link.cut_off:
                         async with self._locks.setdefault(key, asyncio.Lock()):
                             await self._change(key, step, entry)
                 finally:
@@ -273,9 +256,9 @@ class RedisReplicas:
         except (RedisError, OSError, ValueError) as error:
             self._lost(error)
             return
-        if written and not self._cut_off:
+        if written and not self._link.cut_off:
             self._say("written_back", f"Redis had forgotten {', '.join(written[:10])}; written back")
-        self._found()
+        self._link.found()
 
     async def _compare(self, key: str) -> bool:
         """Bring the own and the shared record of one target together; True when Redis had forgotten it."""
@@ -289,11 +272,11 @@ class RedisReplicas:
                 return False
             return await self._put(key, "", own, offset, None)
         known = self._versions.get(key, 0)
-        if int(version) == known and not self._cut_off:
+        if int(version) == known and not self._link.cut_off:
             return False
         if (
             own is not None
-            and self._cut_off
+            and self._link.cut_off
             and own.since > shared.since + _NEARLY
             and own.until > shared.until
         ):
@@ -325,21 +308,9 @@ class RedisReplicas:
     # Saying so
 
     def _lost(self, error: Exception) -> None:
-        self._cut_off = True
-        self._up.set(0)
         self._pending.clear()
         self._outstanding.clear()
-        if self._said is not False:
-            self._said = False
-            rule = self._config.when_cut_off
-            self._say("cut_off", f"Redis cannot be reached ({type(error).__name__}: {error}); {_MEANS[rule]}")
-
-    def _found(self) -> None:
-        self._cut_off = False
-        self._up.set(1)
-        if self._said is False:
-            self._say("reached", "Redis is reached again; the breakers are compared")
-        self._said = True
+        self._link.lost(error)
 
     def _say(self, word: str, reason: str) -> None:
         log.warning("replicas", event_word=word, reason=reason)

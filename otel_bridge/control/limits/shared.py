@@ -9,14 +9,13 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import redis.asyncio
 import structlog
 from redis.exceptions import NoScriptError, RedisError
 
 from otel_bridge import catalog
 from otel_bridge.control.limits.local import MOST_OF_A_TRACE, Drawn, Settled
 from otel_bridge.control.limits.scripts import CLOCK, SETTLE, TAKE
-from otel_bridge.errors import StartError
+from otel_bridge.control.redis_link import RedisLink, Saying
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,9 +23,9 @@ if TYPE_CHECKING:
     from otel_bridge.contracts import Clock
     from otel_bridge.control.config import RedisConfig
     from otel_bridge.control.limits.local import Draw
+    from otel_bridge.control.redis_link import Say
     from otel_bridge.telemetry import Telemetry
 
-    Say = Callable[[str, str], None]
     Told = Callable[[str, list[Settled] | None], None]
 
 log = structlog.get_logger(__name__)
@@ -71,12 +70,15 @@ class SharedBuckets:
         self._config = config
         self._clock = clock
         self._settle_ms = max(1, round(settle_within * 1000))
-        self._say = say
         self._told = told
-        self._up = telemetry.gauge(catalog.CONTROL_STORE_UP).labels("redis-limits")
+        self._link = RedisLink(
+            config,
+            telemetry.gauge(catalog.CONTROL_STORE_UP).labels("redis-limits"),
+            say=say,
+            lost=Saying("limits_cut_off", ""),
+            reached=Saying("limits_reached", "Redis is reached again; limits are shared"),
+        )
         self._dropped = telemetry.counter(catalog.LIMIT_SETTLEMENTS).labels("dropped")
-        self._cut_off = True
-        self._said: bool | None = None
         self._redis: Any = None
         self._take: Any = None
         self._settle: Any = None
@@ -87,14 +89,13 @@ class SharedBuckets:
         self._idle = asyncio.Event()
         self._idle.set()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._tasks: list[asyncio.Task[None]] = []
         # The braces make them one slot of a Redis cluster, so that a script may touch all of them.
         self._prefix = f"{{{config.prefix}:limits}}"
 
     @property
     def cut_off(self) -> bool:
         """Whether Redis cannot be reached."""
-        return self._cut_off
+        return self._link.cut_off
 
     async def start(self) -> None:
         """Connect; a Redis that is not there yet is waited for while the bridge works.
@@ -102,44 +103,24 @@ class SharedBuckets:
         Raises:
             StartError: the URL is none.
         """
-        config = self._config
-        try:
-            self._redis = redis.asyncio.Redis.from_url(
-                config.url.get_secret_value(),
-                socket_timeout=config.timeout,
-                socket_connect_timeout=config.timeout,
-                retry_on_timeout=False,
-                retry=None,
-            )
-        except ValueError as error:
-            raise StartError(f"control.redis.url is no Redis URL: {error}") from None
+        self._redis = self._link.connect()
         self._take = self._redis.register_script(CLOCK + TAKE)
         self._settle = self._redis.register_script(CLOCK + SETTLE)
         self._loop = asyncio.get_running_loop()
         await self._look()
-        self._tasks = [
-            asyncio.create_task(run())
-            for run in (self._look_for_ever, self._call_for_ever, self._bring_for_ever)
-        ]
+        self._link.run(self._look_for_ever, self._call_for_ever, self._bring_for_ever)
 
     async def stop(self, deadline: float) -> None:
         """Bring what waits, and disconnect."""
-        if not self._cut_off:
+        if not self._link.cut_off:
             try:
                 await asyncio.wait_for(self._idle.wait(), min(deadline, 1.0))
             except TimeoutError:
                 log.warning("settlements of limits were left", count=len(self._waiting))
-        running = set(self._tasks)
-        while running:
-            # Again, since redis-py may take a cancellation that meets its own time-out for that time-out.
-            for task in running:
-                task.cancel()
-            _, running = await asyncio.wait(running, timeout=0.1)
-        self._tasks = []
+        await self._link.end()
         self._loop = None
         self._give_up()
-        if self._redis is not None:
-            await self._redis.aclose()
+        await self._link.disconnect()
 
     async def take(self, draws: Sequence[Draw], trace: str) -> list[Drawn] | None:
         """As `LocalBuckets.take`; None when Redis cannot be asked."""
@@ -166,7 +147,7 @@ class SharedBuckets:
     def settle(self, trace: str, used: float, end: int) -> None:
         """As `LocalBuckets.settle`, a little later; from any thread."""
         loop = self._loop
-        if loop is None or self._cut_off or len(self._waiting) >= _MOST_WAITING:
+        if loop is None or self._link.cut_off or len(self._waiting) >= _MOST_WAITING:
             self._dropped.inc()
             return
         self._waiting.append((trace, used, end))
@@ -190,7 +171,7 @@ class SharedBuckets:
             self._idle.set()
 
     async def _bring(self, batch: Sequence[tuple[str, float, int]]) -> bool:
-        if self._cut_off:
+        if self._link.cut_off:
             return False
         arguments: list[Any] = []
         for _, used, end in batch:
@@ -222,7 +203,7 @@ class SharedBuckets:
                 try:
                     answers = await self._run(calls)
                 except (RedisError, OSError) as error:
-                    self._lost(error)
+                    self._link.lost(error)
                     answers = [None] * len(calls)
                     self._give_up()
                 except asyncio.CancelledError:
@@ -248,7 +229,7 @@ class SharedBuckets:
                 answers[number] = answer
         for number, answer in enumerate(answers):
             if isinstance(answer, RedisError):
-                self._lost(answer)
+                self._link.lost(answer)
                 answers[number] = None
         return answers
 
@@ -276,17 +257,6 @@ class SharedBuckets:
         try:
             await self._redis.incr(f"{self._prefix}:number")
         except (RedisError, OSError) as error:
-            self._lost(error)
+            self._link.lost(error)
             return
-        self._cut_off = False
-        self._up.set(1)
-        if self._said is False:
-            self._say("limits_reached", "Redis is reached again; limits are shared")
-        self._said = True
-
-    def _lost(self, error: Exception) -> None:
-        self._cut_off = True
-        self._up.set(0)
-        if self._said is not False:
-            self._said = False
-            self._say("limits_cut_off", f"Redis cannot be reached ({type(error).__name__}: {error})")
+        self._link.found()
