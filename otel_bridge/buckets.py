@@ -11,20 +11,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from otel_bridge import buckets_reference
+from otel_bridge.native import kernels
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from types import ModuleType
 
     from numpy.typing import NDArray
 
-_kernels: ModuleType
-try:
-    from otel_bridge._native import wire as _kernels
-except ImportError:
-    _kernels = buckets_reference
-if not hasattr(_kernels, "Buckets"):  # an older build of the crate
-    _kernels = buckets_reference
+_kernels = kernels(buckets_reference, "Buckets")
 
 OVERFLOW = 0
 """The row of the series that takes what exceeds the limit."""

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from otel_bridge import columns_reference
+from otel_bridge.native import kernels
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from types import ModuleType
 
     from numpy.typing import NDArray
 
@@ -23,11 +23,7 @@ if TYPE_CHECKING:
     I8 = NDArray[np.int64]
     U1 = NDArray[np.uint8]
 
-_kernels: ModuleType
-try:
-    from otel_bridge._native import wire as _kernels
-except ImportError:
-    _kernels = columns_reference
+_kernels = kernels(columns_reference)
 
 MATCH = np.dtype([("off", "<u4"), ("len", "<u4"), ("type", "u1"), ("escaped", "?"), ("_pad", "V2")])
 """What was found in a text, a string without its quotes.

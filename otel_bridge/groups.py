@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from otel_bridge import groups_reference
+from otel_bridge.native import kernels
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from types import ModuleType
 
     from numpy.typing import NDArray
 
@@ -24,13 +24,7 @@ if TYPE_CHECKING:
     U4 = NDArray[np.uint32]
     U1 = NDArray[np.uint8]
 
-_kernels: ModuleType
-try:
-    from otel_bridge._native import wire as _kernels
-except ImportError:
-    _kernels = groups_reference
-if not hasattr(_kernels, "sent_values"):  # an older build of the crate
-    _kernels = groups_reference
+_kernels = kernels(groups_reference, "sent_values")
 
 _TEXTS, _NUMBERS, _TRUTHS = 1, 2, 4
 TELLS, FIRST_OF_CALL, FIRST_OF_ID = 1, 2, 4

@@ -12,6 +12,7 @@ from otel_bridge.errors import MalformedRequestError, RequestTooLargeError, Unau
 from otel_bridge.listeners.address import cannot_listen
 from otel_bridge.listeners.auth import BearerAuth
 from otel_bridge.listeners.connection import Connection
+from otel_bridge.listeners.deadlines import Deadlines
 from otel_bridge.listeners.tls import Certificates
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ class Listener:
         self._path = path
         self._server: asyncio.Server | None = None
         self._connections: web.Server | None = None
+        self._deadlines = Deadlines(config.read_timeout)
         self.auth: BearerAuth | None = None
         self.port = endpoint.port
 
@@ -129,7 +131,7 @@ class Listener:
         chunks: list[bytes] = []
         size = 0
         try:
-            async with asyncio.timeout(self._config.read_timeout):
+            with self._deadlines.within():
                 async for chunk in request.content.iter_any():
                     size += len(chunk)
                     if size > limit:

@@ -13,7 +13,7 @@ import numpy as np
 from otel_bridge.columns import MALFORMED, NO_MATCH, JsonPaths, KeyPatterns, Words, any_of
 from otel_bridge.model import Scope
 from otel_bridge.processors.enrich import defaults, vocabulary
-from otel_bridge.processors.enrich.values import ARRAY, KVLIST, STRING, Bad, Numbers
+from otel_bridge.processors.enrich.values import ARRAY, KVLIST, STRING, Bad, Numbers, rows_of
 from otel_bridge.processors.enrich.work import OPEN_BRACKETS, is_json
 
 if TYPE_CHECKING:
@@ -118,12 +118,12 @@ class PromptSource:
             lengths = measure.lengths(work)
             found = need & (lengths >= 0)
             if any_of(found):
-                rows = np.flatnonzero(found).astype("<u4")
+                rows = rows_of(found)
                 yield Numbers(rows, lengths[found])
                 need &= ~found
             malformed = need & (lengths == MALFORMED)
             if any_of(malformed):
-                yield Bad("malformed", np.flatnonzero(malformed).astype("<u4"))
+                yield Bad("malformed", rows_of(malformed))
 
 
 class _Structured:
