@@ -173,9 +173,7 @@ class Board:
             BreakerState(
                 target=breaker.key,
                 traffic=breaker.traffic(record),
-                mode="observe"
-                if breaker.policy.mode == "observe" and record.mode is Mode.AUTO
-                else record.mode.value,
+                mode=breaker.mode(record).value,
                 since=max(0.0, now - record.since),
                 ends_in=max(0.0, record.until - now) if record.until else None,
                 cause=record.cause.value,

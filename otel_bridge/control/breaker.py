@@ -84,15 +84,17 @@ class Breaker:
 
     def traffic(self, record: Record) -> State:
         """What a record of it does to requests: nothing where the policy only observes."""
-        if self.policy.mode == "observe" and record.mode is Mode.AUTO:
-            return State.CLOSED
-        return record.traffic
+        return State.CLOSED if self.mode(record) is Mode.OBSERVE else record.traffic
+
+    def mode(self, record: Record) -> Mode:
+        """By whom a record of it is decided: an operator's word goes before the policy's."""
+        observes = self.policy.mode == "observe" and record.mode is Mode.AUTO
+        return Mode.OBSERVE if observes else record.mode
 
     def word(self, record: Record) -> str:
         """A record in the audit log: its state, and its mode where that is not auto."""
-        if record.mode is not Mode.AUTO:
-            return f"{record.state.value}/{record.mode.value}"
-        return f"{record.state.value}/observe" if self.policy.mode == "observe" else record.state.value
+        mode = self.mode(record)
+        return record.state.value if mode is Mode.AUTO else f"{record.state.value}/{mode.value}"
 
     def step(self, function: Callable[..., Record], *args: Any) -> Step:
         """One of the machine's functions, made ready for this breaker."""

@@ -52,7 +52,7 @@ class Decider:
             trace: its trace id in hex; empty when it has none.
             claim: what it wants of rate limits.
         """
-        running = self._has_permit(key, trace)
+        running = claim is not None and self._has_permit(key, trace)
         decision = self._ask_breakers(key, trace)
         if decision is None:
             decision = await self._decide_together(key, trace)

@@ -1,4 +1,4 @@
-"""The arithmetic of one token bucket; pure. `shared.lua` does the same in Redis, and a test compares them.
+"""The arithmetic of one token bucket; pure. `scripts.py` does the same in Redis, and a test compares them.
 
 A reservation that is settled for less gives the rest back, but never more than the bucket would hold had the
 smaller amount been taken at once: what has run over since is gone. So each reservation has a `claim` on what

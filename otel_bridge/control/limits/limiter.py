@@ -126,30 +126,34 @@ class Limiter:
         """Whether `take` has to be awaited."""
         return self.shared is not None and not self.shared.cut_off
 
+    @property
+    def _degraded(self) -> bool:
+        return self.shared is not None and self.shared.cut_off
+
     def take_here(self, claim: Claim, trace: str) -> Verdict:
         """Whether a request may pass, by what this process knows; takes what it wants if so."""
-        refused = self._never(claim)
-        if refused is not None:
-            return refused
-        degraded = self.shared is not None and self.shared.cut_off
-        if degraded and self._when_cut_off == "closed":
-            return Verdict(degraded=True)
-        if degraded and self._when_cut_off == "open":
-            return self._without_redis(claim)
-        return self._judge(claim, self.local.take(claim.draws, trace), degraded=degraded)
+        return self._never(claim) or self._take_own(claim, trace)
 
     async def take(self, claim: Claim, trace: str) -> Verdict:
         """The same, asked of Redis where that can be reached."""
-        if self.shared is not None and not self.shared.cut_off:
-            refused = self._never(claim)
-            if refused is not None:
-                return refused
+        refused = self._never(claim)
+        if refused is not None:
+            return refused
+        if self.shared is not None and self.asks_others:
             drawn = await self.shared.take(claim.draws, trace)
             if drawn is not None:
                 for draw, found in zip(claim.draws, drawn, strict=True):
                     self.local.follow(draw, found.level)
                 return self._judge(claim, drawn, degraded=False)
-        return self.take_here(claim, trace)
+        return self._take_own(claim, trace)
+
+    def _take_own(self, claim: Claim, trace: str) -> Verdict:
+        degraded = self._degraded
+        if degraded and self._when_cut_off == "closed":
+            return Verdict(degraded=True)
+        if degraded and self._when_cut_off == "open":
+            return self._without_redis(claim)
+        return self._judge(claim, self.local.take(claim.draws, trace), degraded=degraded)
 
     def settle(self, trace: str, used: float, end: int) -> None:
         """What the span of a request says that it used; from any thread.
@@ -181,7 +185,7 @@ class Limiter:
     def describe(self, most: int) -> dict[str, Any]:
         """All limits, each with its emptiest buckets, for operators."""
         return {
-            "degraded": self.shared is not None and self.shared.cut_off,
+            "degraded": self._degraded,
             "shared": self.shared is not None,
             "open_reservations": self.local.open_reservations,
             "limits": [self._describe(limit, most) for limit in self.limits],

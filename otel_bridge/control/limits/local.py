@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import threading
 from collections import OrderedDict, deque
@@ -80,17 +81,11 @@ class Settled(NamedTuple):
     change: float
 
 
-class _Part(NamedTuple):
-    limit: Limit
-    key: str
-    amount: float
-
-
 class _Reservation(NamedTuple):
     number: int
     time: int
     until: float
-    parts: tuple[_Part, ...]
+    parts: tuple[Draw, ...]
 
 
 class LocalBuckets:
@@ -208,15 +203,15 @@ class LocalBuckets:
             table = self._tables[limit.number]
             for bucket in table.values():
                 bucket.refill(limit.capacity, limit.rate, now)
-            found = sorted(table.items(), key=lambda item: item[1].level)
-            return [(key, bucket.level, len(bucket.claims)) for key, bucket in found[:most]]
+            found = heapq.nsmallest(most, table.items(), key=lambda item: item[1].level)
+            return [(key, bucket.level, len(bucket.claims)) for key, bucket in found]
 
     @property
     def open_reservations(self) -> int:
         """Reservations that may still be settled."""
         return len(self._expiring)
 
-    def _refilled(self, draw: Draw | _Part, now: float) -> Bucket:
+    def _refilled(self, draw: Draw, now: float) -> Bucket:
         limit = draw.limit
         table = self._tables[limit.number]
         bucket = table.get(draw.key)
@@ -251,7 +246,7 @@ class LocalBuckets:
         for draw, bucket in taken:
             if draw.limit.settles and trace:
                 bucket.reserve(number, draw.amount)
-                parts.append(_Part(*draw))
+                parts.append(draw)
             else:
                 bucket.take(draw.amount)
         if not parts:
