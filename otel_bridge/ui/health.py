@@ -23,8 +23,7 @@ class Destination:
 
     Attributes:
         name: of the exporter.
-        word: delivering, waiting, refusing or losing.
-        good: whether that is as it should be.
+        word: delivering, waiting, full or losing.
         sent: items that it took.
         waits: what waits, as text.
         room: the most that may wait, as text.
@@ -35,13 +34,17 @@ class Destination:
 
     name: str
     word: str
-    good: bool
     sent: int
     waits: str
     room: str
     refused: int
     lost: int
     failures: dict[str, int]
+
+    @property
+    def good(self) -> bool:
+        """Whether that is as it should be."""
+        return self.word == "delivering"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +96,6 @@ class Health:
                 Destination(
                     name=name,
                     word=word,
-                    good=word == "delivering",
                     sent=int(sent.get(name, 0)),
                     waits=byte_size(waits),
                     room=byte_size(full),

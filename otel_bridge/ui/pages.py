@@ -132,22 +132,41 @@ class Ui:
         return web.Response(status=303, headers={"Location": f"/ui/trace/{trace_id}"})
 
     async def _overview(self, request: web.Request) -> web.Response:
-        marked = request.query.get("only") == "marked"
-        service = request.query.get("service", "")
-        rules = sorted(self._sources.rules(), key=lambda rule: (not rule.active, not rule.pending, rule.name))
-        breakers = self._sources.breakers()
-        async with self._rendering:  # one at a time: the data path has the same interpreter
-            listed = await asyncio.to_thread(self._listed, marked=marked, service=service)
         refresh = _refresh(request)
-        response = _page(
+        asked: dict[str, Any] = {
+            "marked": request.query.get("only") == "marked",
+            "service": request.query.get("service", ""),
+            "refresh": refresh,
+            "rules": self._sources.rules(),
+            "breakers": self._sources.breakers(),
+            "not_ready": self._sources.not_ready(),
+        }
+        async with self._rendering:  # one at a time: the data path has the same interpreter
+            response = await asyncio.to_thread(self._overview_page, **asked)
+        if refresh:
+            response.headers["Refresh"] = str(refresh)
+        return response
+
+    def _overview_page(
+        self,
+        *,
+        marked: bool,
+        service: str,
+        refresh: int,
+        rules: Sequence[RuleState],
+        breakers: Sequence[BreakerState],
+        not_ready: str | None,
+    ) -> web.Response:
+        rules = sorted(rules, key=lambda rule: (not rule.active, not rule.pending, rule.name))
+        return _page(
             200,
             "overview.html",
             title="Now",
             now=self._clock.time_ns(),
-            not_ready=self._sources.not_ready(),
+            not_ready=not_ready,
             version=__version__,
             accepted=self._health.accepted(),
-            traces=listed,
+            traces=self._listed(marked=marked, service=service),
             marked=marked,
             service=clean(service, LONGEST_NAME),
             breakers=breakers[:MOST_ROWS],
@@ -161,9 +180,6 @@ class Ui:
             refresh=refresh,
             refresh_choices=REFRESH,
         )
-        if refresh:
-            response.headers["Refresh"] = str(refresh)
-        return response
 
     def _listed(self, *, marked: bool, service: str) -> list[traces.Summary]:
         found = (traces.summary(kept) for kept in self.recent.newest(marked_only=marked))

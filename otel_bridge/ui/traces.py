@@ -161,10 +161,12 @@ def trace(kept: KeptTrace) -> Trace | None:
     if not found:
         return None
     start, end = _bounds(found)
+    ordered = list(_in_order(found))
     rows = [
-        _row(one, depth, start, max(1, end - start), orphan=orphan) for one, depth, orphan in _in_order(found)
+        _row(one, depth, start, max(1, end - start), orphan=orphan)
+        for one, depth, orphan in ordered[:MOST_SPANS]
     ]
-    return Trace(_summary(kept, found), rows[:MOST_SPANS], max(0, len(rows) - MOST_SPANS))
+    return Trace(_summary(kept, found), rows, max(0, len(ordered) - MOST_SPANS))
 
 
 def _spans(kept: KeptTrace) -> list[_Found]:

@@ -75,6 +75,11 @@ impl<'a> Stretches<'a> {
     }
 }
 
+/// Values as bytes, one behind the other.
+fn packed<T: Copy, const N: usize>(values: &[T], write: impl Fn(T) -> [u8; N]) -> Vec<u8> {
+    values.iter().flat_map(|value| write(*value)).collect()
+}
+
 fn numbers(bytes: &[u8]) -> impl Iterator<Item = u32> + '_ {
     bytes
         .chunks_exact(4)

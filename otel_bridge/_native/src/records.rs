@@ -158,14 +158,27 @@ impl Attribute {
 
     /// The KeyValue field of an encoded record: what a cut removes.
     pub fn field_of(record: &[u8; ATTRIBUTE_SIZE]) -> Slice {
-        let word = |at: usize| {
-            u32::from_le_bytes([record[at], record[at + 1], record[at + 2], record[at + 3]])
-        };
         Slice {
-            off: word(28),
-            len: word(32),
+            off: word(record, 28),
+            len: word(record, 32),
         }
     }
+
+    /// Row, value, content and type of an encoded record: what was sent.
+    #[inline]
+    pub fn sent_of(record: &[u8; ATTRIBUTE_SIZE]) -> (u32, i64, Slice, u8) {
+        let value = u64::from(word(record, 0)) | u64::from(word(record, 4)) << 32;
+        let content = Slice {
+            off: word(record, 12),
+            len: word(record, 16),
+        };
+        (word(record, 8), value as i64, content, record[38])
+    }
+}
+
+#[inline]
+fn word(record: &[u8; ATTRIBUTE_SIZE], at: usize) -> u32 {
+    u32::from_le_bytes([record[at], record[at + 1], record[at + 2], record[at + 3]])
 }
 
 #[inline]

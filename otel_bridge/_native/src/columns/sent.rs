@@ -3,7 +3,8 @@
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use crate::records::{value_type, ATTRIBUTE_SIZE};
+use super::packed;
+use crate::records::{value_type, Attribute, ATTRIBUTE_SIZE};
 
 /// Which kinds of values there were.
 const TEXTS: u8 = 1;
@@ -36,47 +37,34 @@ pub fn sent_values<'py>(
         .chunks_exact(ATTRIBUTE_SIZE)
         .filter_map(<[u8]>::first_chunk)
     {
-        let record: &[u8; ATTRIBUTE_SIZE] = record;
-        let row = word(record, 8) as usize;
+        let (row, value, content, kind) = Attribute::sent_of(record);
+        let row = row as usize;
         if row >= rows {
             continue;
         }
         (offs[row], lens[row], numbers[row]) = (0, 0, f64::NAN);
-        let value = u64::from(word(record, 0)) | u64::from(word(record, 4)) << 32;
-        match record[38] {
+        match kind {
             value_type::STRING => {
                 found |= TEXTS;
-                offs[row] = word(record, 12);
-                lens[row] = word(record, 16).min(longest);
+                offs[row] = content.off;
+                lens[row] = content.len.min(longest);
             }
             value_type::INT => {
                 found |= NUMBERS;
-                numbers[row] = value as i64 as f64;
+                numbers[row] = value as f64;
             }
             value_type::DOUBLE => {
                 found |= NUMBERS;
-                numbers[row] = f64::from_bits(value);
+                numbers[row] = f64::from_bits(value as u64);
             }
             value_type::BOOL => found |= TRUTHS,
             _ => {}
         }
     }
-    let bytes =
-        |words: &[u32]| -> Vec<u8> { words.iter().flat_map(|word| word.to_le_bytes()).collect() };
-    let numbers: Vec<u8> = numbers
-        .iter()
-        .flat_map(|value| value.to_le_bytes())
-        .collect();
     (
-        PyBytes::new(py, &bytes(&offs)),
-        PyBytes::new(py, &bytes(&lens)),
-        PyBytes::new(py, &numbers),
+        PyBytes::new(py, &packed(&offs, u32::to_le_bytes)),
+        PyBytes::new(py, &packed(&lens, u32::to_le_bytes)),
+        PyBytes::new(py, &packed(&numbers, f64::to_le_bytes)),
         found,
     )
-}
-
-fn word(record: &[u8; ATTRIBUTE_SIZE], at: usize) -> u32 {
-    record[at..]
-        .first_chunk()
-        .map_or(0, |bytes| u32::from_le_bytes(*bytes))
 }

@@ -4,7 +4,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use super::numbers;
+use super::{numbers, packed};
 
 /// The series that takes what exceeds the limit.
 const OVERFLOW: u32 = 0;
@@ -181,15 +181,15 @@ impl Buckets {
 
     /// When each series was observed last (f64).
     fn last<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
-        PyBytes::new(py, &bytes(&self.last, f64::to_le_bytes))
+        PyBytes::new(py, &packed(&self.last, f64::to_le_bytes))
     }
 
     /// Sums (f64), counts (u64, a column a bucket), worst values (f64, the same, or none).
     fn read<'py>(&self, py: Python<'py>) -> [Bound<'py, PyBytes>; 3] {
         [
-            PyBytes::new(py, &bytes(&self.sums, f64::to_le_bytes)),
-            PyBytes::new(py, &bytes(&self.counts, u64::to_le_bytes)),
-            PyBytes::new(py, &bytes(&self.worst, f64::to_le_bytes)),
+            PyBytes::new(py, &packed(&self.sums, f64::to_le_bytes)),
+            PyBytes::new(py, &packed(&self.counts, u64::to_le_bytes)),
+            PyBytes::new(py, &packed(&self.worst, f64::to_le_bytes)),
         ]
     }
 
@@ -211,8 +211,4 @@ fn floats(bytes: &[u8]) -> impl Iterator<Item = f64> + '_ {
         .chunks_exact(8)
         .filter_map(<[u8]>::first_chunk)
         .map(|value| f64::from_le_bytes(*value))
-}
-
-fn bytes<T: Copy>(values: &[T], write: impl Fn(T) -> [u8; 8]) -> Vec<u8> {
-    values.iter().flat_map(|value| write(*value)).collect()
 }
