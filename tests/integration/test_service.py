@@ -135,6 +135,17 @@ def test_nothing_acknowledged_is_lost_by_kill_9(tmp_path):
         eventually("all acknowledged spans arrive", lambda: expected <= set(sink.span_ids()))
 
 
+def under_way(channel, bridge):
+    """Requests of 55 spans that the bridge works on, while nobody downstream answers."""
+    call = channel.unary_unary(f"/{SERVICES['traces']}/Export")
+    waiting = [call.future(numbered(1 + 5 * n, 5), timeout=60) for n in range(11)]
+    eventually(
+        "the requests are taken in",
+        lambda: bridge.total("otel_bridge_processor_incoming_items_total") == 55,
+    )
+    return waiting
+
+
 def test_sigterm_delivers_what_is_in_flight(tmp_path):
     """A graceful stop while requests wait for a slow downstream: each is delivered or kept on disk.
 
@@ -144,12 +155,7 @@ def test_sigterm_delivers_what_is_in_flight(tmp_path):
     with sink, running(Bridge(tmp_path, to(sink))) as bridge:
         sink.black_hole.set()
         with closing(channel_to(bridge)) as channel:
-            call = channel.unary_unary(f"/{SERVICES['traces']}/Export")
-            waiting = [call.future(numbered(1 + 5 * n, 5), timeout=60) for n in range(11)]
-            eventually(
-                "the requests are taken in",
-                lambda: bridge.total("otel_bridge_processor_incoming_items_total") == 55,
-            )
+            waiting = under_way(channel, bridge)
             bridge.child.send_signal(signal.SIGTERM)
             eventually(
                 "it says that it stops",
@@ -183,12 +189,7 @@ def test_sigterm_leaves_on_disk_what_cannot_be_delivered_in_time(tmp_path):
     with sink, running(Bridge(tmp_path, patient)) as bridge:
         sink.black_hole.set()
         with closing(channel_to(bridge)) as channel:
-            call = channel.unary_unary(f"/{SERVICES['traces']}/Export")
-            waiting = [call.future(numbered(1 + 5 * n, 5), timeout=60) for n in range(11)]
-            eventually(
-                "the requests are taken in",
-                lambda: bridge.total("otel_bridge_processor_incoming_items_total") == 55,
-            )
+            waiting = under_way(channel, bridge)
             assert not list((tmp_path / "queue" / "otlp").glob("0*.sqlite"))
             bridge.child.send_signal(signal.SIGTERM)
             assert bridge.child.wait(60) == 0

@@ -68,6 +68,42 @@ def publisher(build):
     return build("-ftls-model=global-dynamic")
 
 
+@pytest.fixture(scope="module")
+def compiled(request, tmp_path_factory):
+    """Builds the module's SOURCE, a program that uses OpenSSL."""
+    source = request.module.SOURCE
+    directory = tmp_path_factory.mktemp(source.stem)
+
+    def build(name: str, *flags: str) -> Path:
+        path = directory / name
+        if not path.exists():
+            command = [needs_command("cc", "gcc"), "-O1", source, "-o", path, *flags]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                pytest.skip(f"needs OpenSSL to compile with: apt-get install libssl-dev; {done.stderr[:200]}")
+        return path
+
+    return build
+
+
+@pytest.fixture
+def shared(compiled):
+    """With the machine's libssl."""
+    return compiled("shared", "-lssl", "-lcrypto")
+
+
+@pytest.fixture
+def static(compiled):
+    """With OpenSSL linked in."""
+    return compiled("static", "-static", "-lssl", "-lcrypto")
+
+
+@pytest.fixture
+def stripped(compiled):
+    """With OpenSSL linked in and its symbols gone."""
+    return compiled("stripped", "-static", "-s", "-lssl", "-lcrypto")
+
+
 @pytest.fixture
 def start_worker(publisher):
     """Starts workers, and ends them with the test."""

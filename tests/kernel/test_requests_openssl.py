@@ -15,36 +15,12 @@ from otel_bridge.kernel.openssl import Coverage
 from otel_bridge.model import KernelEventKind
 from tests.support.http_requests import Silent, answered, connected, numbers, refused, request, traceparent
 from tests.support.kernel import eventually, monitoring
-from tests.support.processes import needs_command
 
 SOURCE = Path(__file__).parent / "tls_server.c"
 PRIME = 7
 PROGRAMS = pytest.mark.parametrize(
     "program", list(itertools.product(("shared", "bundled", "static"), ("SSL_read", "SSL_read_ex")))
 )
-
-
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory):
-    """Builds the server."""
-    directory = tmp_path_factory.mktemp("tls_server")
-
-    def build(name: str, *flags: str) -> Path:
-        path = directory / name
-        if not path.exists():
-            command = [needs_command("cc", "gcc"), "-O1", SOURCE, "-o", path, *flags]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode:
-                pytest.skip(f"needs OpenSSL to compile with: apt-get install libssl-dev; {done.stderr[:200]}")
-        return path
-
-    return build
-
-
-@pytest.fixture
-def shared(compiled):
-    """With the machine's libssl."""
-    return compiled("shared", "-lssl", "-lcrypto")
 
 
 @pytest.fixture
@@ -59,18 +35,6 @@ def bundled(compiled):
         shutil.copy(libssl, libraries / "libssl-2f8a3c1d.so.3.0.0")
         (libraries / libssl.name).symlink_to("libssl-2f8a3c1d.so.3.0.0")
     return program
-
-
-@pytest.fixture
-def static(compiled):
-    """With OpenSSL linked in."""
-    return compiled("static", "-static", "-lssl", "-lcrypto")
-
-
-@pytest.fixture
-def stripped(compiled):
-    """With OpenSSL linked in and its symbols gone."""
-    return compiled("stripped", "-static", "-s", "-lssl", "-lcrypto")
 
 
 @pytest.fixture

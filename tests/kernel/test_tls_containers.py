@@ -29,41 +29,6 @@ PRIME = 23
 SPAN_NS = 10_000_000_000
 
 
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory):
-    """Builds the program that begins handshakes."""
-    directory = tmp_path_factory.mktemp("handshakes")
-
-    def build(name: str, *flags: str) -> Path:
-        path = directory / name
-        if not path.exists():
-            command = [needs_command("cc", "gcc"), SOURCE, "-o", path, *flags]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode:
-                pytest.skip(f"needs OpenSSL to compile with: apt-get install libssl-dev; {done.stderr[:200]}")
-        return path
-
-    return build
-
-
-@pytest.fixture
-def shared(compiled):
-    """With libssl.so."""
-    return compiled("shared", "-lssl", "-lcrypto")
-
-
-@pytest.fixture
-def static(compiled):
-    """With OpenSSL linked in."""
-    return compiled("static", "-static", "-lssl", "-lcrypto")
-
-
-@pytest.fixture
-def stripped(compiled):
-    """With OpenSSL linked in and its symbols gone."""
-    return compiled("stripped", "-static", "-s", "-lssl", "-lcrypto")
-
-
 class Client:
     """The program at work.
 
