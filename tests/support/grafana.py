@@ -14,6 +14,12 @@ if TYPE_CHECKING:
 
 GENERATED = ROOT / "dashboards" / "generated"
 
+ROUND_STEPS = (
+    *((1.5, 1), (3.5, 2), (7.5, 5), (12.5, 10), (17.5, 15), (25, 20), (45, 30), (90, 60), (210, 120)),
+    *((450, 300), (750, 600), (1050, 900), (1500, 1200), (2700, 1800), (5400, 3600)),
+)
+"""Seconds below which a step is made which round one."""
+
 FALLBACK = " or on () vector(0)"
 """What a query ends with whose series exist only after the first failure; tests look without it."""
 
@@ -72,6 +78,18 @@ def variable_queries(document: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
             assert found, one["query"]["query"]
             out[name] = (found[1], found[2])
     return out
+
+
+def step(seconds: float, points: int, least: float) -> float:
+    """The step that Grafana asks a panel's range with, seconds.
+
+    Args:
+        seconds: the dashboard's range.
+        points: the most that the panel draws: its pixels.
+        least: the panel's minimum step, seconds.
+    """
+    wanted = seconds / points
+    return max(least, next(made for below, made in ROUND_STEPS if wanted < below))
 
 
 def filled(expr: str, values: Mapping[str, str], *, step: float, scrape_interval: float) -> str:
