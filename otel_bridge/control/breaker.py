@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 
 from otel_bridge.breakers import State
-from otel_bridge.control.machine import Mode, Record, Verdict
+from otel_bridge.control.machine import Cause, Mode, Record, Verdict
 from otel_bridge.control.windows import Evidence, Trip
 
 if TYPE_CHECKING:
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 Step: TypeAlias = "Callable[[Record, float], Record]"
 """From a record and the time to the next record."""
+
+LATEST_NEWS = 30.0
+"""Seconds from a call's end until it is told of; so long after a change a span's own clock is believed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,16 +104,44 @@ class Breaker:
         rules = self.rules
         return lambda record, now: function(record, rules, now, *args)
 
-    def weigh(self, calls: Calls, now: float) -> Trip | None:
-        """Add calls to the evidence; says whether, and why, they should trip it."""
+    def began_since(self, calls: Calls, now: float, wall: int) -> NDArray[np.bool_]:
+        """Which calls began after the record's last change, and so say something about the target since.
+
+        A call that is told of now began no later than its duration ago, whatever its clock shows. Its span
+        may have been under way for a while, so its own clock is asked as well; but only where the first
+        answer leaves `LATEST_NEWS`, or a clock that is an hour behind would make a breaker blind for an hour.
+
+        Args:
+            calls: ended calls.
+            now: monotonic seconds.
+            wall: the same moment in unix nanoseconds.
+        """
+        since = self.record.since
+        latest = now - calls.seconds
+        if latest.min(initial=now) >= since + LATEST_NEWS:
+            return np.ones(len(latest), np.bool_)
+        began = calls.starts >= max(0, wall - int((now - since) * 1e9))
+        result: NDArray[np.bool_] = (latest >= since) & (began | (latest >= since + LATEST_NEWS))
+        return result
+
+    def weigh(self, calls: Calls, now: float, wall: int) -> Trip | None:
+        """Add calls to the evidence; says whether, and why, they should trip it.
+
+        Args:
+            calls: ended calls.
+            now: monotonic seconds.
+            wall: the same moment in unix nanoseconds.
+        """
         counted = ~calls.ignored
+        if self.record.cause is not Cause.NONE:  # a new breaker has no time before it
+            counted &= self.began_since(calls, now, wall)
         if counted.all():
             return self.evidence.add(calls.seconds, calls.errors, now)
         if not counted.any():
             return None
         return self.evidence.add(calls.seconds[counted], calls.errors[counted], now)
 
-    def verdicts(self, calls: Calls, half_open_since: int) -> Iterator[Judged]:
+    def verdicts(self, calls: Calls, now: float, wall: int) -> Iterator[Judged]:
         """What calls say about probes.
 
         A call without a permit that began after the breaker went half-open is a probe too: it came through a
@@ -118,7 +149,8 @@ class Breaker:
 
         Args:
             calls: of this target, or of one that it governs.
-            half_open_since: unix nanoseconds.
+            now: monotonic seconds.
+            wall: the same moment in unix nanoseconds.
         """
         record = self.record
         timeouts = self.policy.timeouts
@@ -131,7 +163,7 @@ class Breaker:
                 told |= rows
                 yield Judged(trace, _verdict(bad[rows], calls.ignored[rows]))
         room = self.rules.probes - len(record.permits) - record.passed
-        late = np.flatnonzero(~told & ~calls.ignored & (calls.starts >= half_open_since))
+        late = np.flatnonzero(~told & ~calls.ignored & self.began_since(calls, now, wall))
         for row in late[: max(0, room)].tolist():
             verdict = Verdict.FAILED if bad[row] else Verdict.PASSED
             yield Judged(calls.traces[row].tobytes().hex(), verdict)

@@ -114,7 +114,7 @@ class Sources:
                 self._board.step(breaker, lambda record, _now: machine.seen(record))
             if breaker.record.mode is Mode.DISABLED:
                 return
-            trip = breaker.weigh(calls, self._clock.monotonic())
+            trip = breaker.weigh(calls, self._clock.monotonic(), self._clock.time_ns())
             if trip is not None:
                 evidence = [trace.tobytes() for trace in calls.traces[-10:]]
                 self._trip(breaker, trip.cause, trip.reason, event, evidence)
@@ -209,9 +209,8 @@ class Sources:
         self._board.step(breaker, breaker.step(machine.trip, cause, reason), event=event, evidence=evidence)
 
     def _judge(self, breaker: Breaker, calls: Calls, event: int) -> None:
-        half_open_for = self._clock.monotonic() - breaker.record.since
-        since = self._clock.time_ns() - int(half_open_for * 1e9)
-        for trace, verdict in list(breaker.verdicts(calls, since)):
+        now, wall = self._clock.monotonic(), self._clock.time_ns()
+        for trace, verdict in list(breaker.verdicts(calls, now, wall)):
             # One that came past every decision has no permit yet.
             self._board.step(breaker, breaker.step(machine.acquire, trace))
             self._probes.labels(verdict.value).inc()

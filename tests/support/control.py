@@ -98,8 +98,9 @@ def calls(
     error: bool = False,
     ignored: bool = False,
     traces: list[str] | None = None,
+    wall: int | None = None,
 ) -> Calls:
-    """Calls that end now, one for each duration."""
+    """Calls that end now, one for each duration; `wall` is what their service's clock shows, unix ns."""
     count = len(seconds)
     took = np.array(seconds, np.float64)
     ids = traces or [f"{number + 1:032x}" for number in range(count)]
@@ -107,6 +108,6 @@ def calls(
         took,
         np.full(count, error),
         np.full(count, ignored),
-        (clock.time_ns() - (took * 1e9)).astype("<u8"),
+        ((clock.time_ns() if wall is None else wall) - (took * 1e9)).astype("<u8"),
         np.frombuffer(b"".join(bytes.fromhex(trace) for trace in ids), "V16"),
     )

@@ -174,6 +174,12 @@ class Specification(RuleBasedStateMachine):
             assert self.record.until > self.now
 
     @invariant()
+    def every_cause_is_one_that_leads_there(self):
+        """Their counters are served from the start."""
+        record = machine.advance(self.record, self.rules, self.now)
+        assert record.cause is Cause.NONE or record.cause in machine.LEADS_TO[record.state]
+
+    @invariant()
     def no_more_probes_than_allowed(self):
         assert len(self.record.permits) + self.record.passed <= PROBES
         assert self.record.state is State.HALF_OPEN or not self.record.permits

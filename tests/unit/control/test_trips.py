@@ -9,6 +9,7 @@ import pytest
 
 from otel_bridge import catalog
 from otel_bridge.breakers import State
+from otel_bridge.control import machine
 from otel_bridge.firings import Firing
 from otel_bridge.readings import Reading
 from tests.support.control import Recorder, World
@@ -172,22 +173,19 @@ async def test_memory_that_stays_high_keeps_it_open():
     assert len(world.history(KEY)) == 1
 
 
-def test_what_came_before_an_open_does_not_count_after_it():
+async def test_what_came_before_an_open_does_not_count_after_it():
     """The window is empty when the breaker closes again."""
     world = World()
     world.calls(KEY, *[0.1] * 11, error=True)
     assert world.state(KEY) == "open"
     world.board.operate(
-        world.board.find(KEY), world.board.find(KEY).step(_close, "mended"), actor="me", reason="mended"
+        world.board.find(KEY), world.board.find(KEY).step(machine.close, "mended"), "me", "mended"
     )
-    world.calls(KEY, *[0.1] * 3, error=True)
+    await world.pass_time(1)
+    world.calls(KEY, *[0.1] * 9, error=True)
     assert world.state(KEY) == "closed"
-
-
-def _close(record, rules, now, reason):
-    from otel_bridge.control import machine
-
-    return machine.close(record, rules, now, reason)
+    world.calls(KEY, 0.1, error=True)
+    assert world.state(KEY) == "open"
 
 
 def test_a_breaker_of_the_service_governs_its_models():
