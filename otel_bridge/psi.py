@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-PROC = Path("/proc")
+from otel_bridge.mounts import PROC, mounts
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _LINE = re.compile(r"^(some|full) avg10=(\d+\.\d+) .*\btotal=(\d+)$", re.MULTILINE)
 
@@ -55,11 +58,7 @@ def read(path: Path) -> Pressure | None:
 
 def unified_mount(proc: Path = PROC) -> Path | None:
     """Where the unified cgroup hierarchy is mounted: the only one that counts pressure."""
-    for line in (proc / "self" / "mountinfo").read_text().splitlines():
-        before, _, after = line.partition(" - ")
-        if after.startswith("cgroup2 "):
-            return Path(before.split()[4])
-    return None
+    return next(iter(mounts("cgroup2", proc)), None)
 
 
 def file_of(mount: Path, cgroup: str) -> Path:

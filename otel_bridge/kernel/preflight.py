@@ -21,6 +21,7 @@ from otel_bridge.kernel.openssl import Coverage, OpensslFile
 from otel_bridge.kernel.probes import PROBES, is_wanted
 from otel_bridge.libbpf import BUILD_COMMAND
 from otel_bridge.libbpf.library import LibbpfError, Library
+from otel_bridge.mounts import mounts
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -127,8 +128,8 @@ def survey(proc: Path = PROC, *, headers: str = "") -> Machine:
     return Machine(
         release=release,
         btf=BTF.exists(),
-        tracefs=_mounted("tracefs", proc),
-        bpffs=_mounted("bpf", proc),
+        tracefs=_first("tracefs", proc),
+        bpffs=_first("bpf", proc),
         capabilities=privileges.effective(),
         libbpf=version,
         libbpf_error=error,
@@ -155,12 +156,8 @@ def _libbpf() -> tuple[str, str, dict[str, bool]]:
         return library.version, "", bcc.traced(names)
 
 
-def _mounted(kind: str, proc: Path) -> str:
-    for line in (proc / "self/mountinfo").read_text().splitlines():
-        before, _, after = line.partition(" - ")
-        if after.split(" ", 1)[0] == kind:
-            return before.split()[4]
-    return ""
+def _first(kind: str, proc: Path) -> str:
+    return next(map(str, mounts(kind, proc)), "")
 
 
 # Judging

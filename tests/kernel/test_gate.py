@@ -23,6 +23,7 @@ from otel_bridge.control.actions.config import ActionsConfig
 from otel_bridge.control.gate.keeper import Keeper
 from otel_bridge.libbpf.core_object import Object
 from otel_bridge.libbpf.library import Library
+from otel_bridge.mounts import mounts
 from otel_bridge.telemetry import Telemetry
 from tests.support.cgroups import MIB, MemoryCgroup, MissingControllerError
 from tests.support.gates import change, service
@@ -49,12 +50,8 @@ def pins(bpffs):
 def cgroup():
     """A control group (version 2) of the test's own."""
     try:
-        mount = next(
-            Path(line.split()[4])
-            for line in Path("/proc/self/mountinfo").read_text().splitlines()
-            if " - cgroup2 " in line
-        )
-    except StopIteration:
+        mount = mounts("cgroup2")[0]
+    except IndexError:
         pytest.skip("needs cgroup v2: mount -t cgroup2 cgroup2 /sys/fs/cgroup/unified")
     group = mount / f"otel-bridge-test-{os.getpid()}"
     group.mkdir()

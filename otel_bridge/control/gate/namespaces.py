@@ -5,15 +5,16 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import TYPE_CHECKING
+
+from otel_bridge.mounts import PROC, mounts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from otel_bridge.control.gate.config import GateConfig
 
-PROC = Path("/proc")
 _LISTENING = "0A"
 _PATH = 5
 """The field of /proc/<pid>/maps that names the file."""
@@ -153,14 +154,3 @@ def cgroup_of(pid: int, proc: Path = PROC) -> Path | None:
         if number == "0" and name != "/" and (mount := next(iter(mounts("cgroup2", proc)), None)):
             return mount / name.lstrip("/")
     return None
-
-
-def mounts(kind: str, proc: Path = PROC) -> list[Path]:
-    """Where file systems of a kind are mounted."""
-    found = []
-    for line in (proc / "self" / "mountinfo").read_text().splitlines():
-        fields, _, rest = line.partition(" - ")
-        if rest.split()[0] == kind:
-            # A blank in a path stands as \040.
-            found.append(Path(fields.split()[4].encode().decode("unicode_escape")))
-    return found

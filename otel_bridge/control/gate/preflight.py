@@ -7,11 +7,12 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from otel_bridge.control.gate.attachment import ALLOCATIONS, INGRESS, KILLS, LOOKUP
-from otel_bridge.control.gate.namespaces import find, mounts
+from otel_bridge.control.gate.namespaces import find
 from otel_bridge.findings import Finding, Verdict
 from otel_bridge.libbpf import BUILD_COMMAND, OBJECTS
 from otel_bridge.libbpf.core_object import Object
 from otel_bridge.libbpf.library import LibbpfError, Library
+from otel_bridge.mounts import mounts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
