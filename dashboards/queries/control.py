@@ -12,7 +12,10 @@ _OPEN = 2
 STATE = Query(_STATE, "{{target}}")
 OPEN_NOW = Query(or_zero(f"count({_STATE} == {_OPEN})"), "open")
 TARGETS = Query(summed(catalog.CONTROL_TARGETS), "targets")
-TRANSITIONS = Query(or_zero(rate(catalog.CONTROL_TRANSITIONS, by=("state", "cause"))), "{{state}} {{cause}}")
+# All that could happen are served at zero; those that do are drawn.
+TRANSITIONS = Query(
+    or_zero(f"{rate(catalog.CONTROL_TRANSITIONS, by=('state', 'cause'))} > 0"), "{{state}} {{cause}}"
+)
 REACTION = Query(quantile(0.99, catalog.CONTROL_REACTION, ("step",)), "{{step}}")
 DECISIONS = Query(rate(catalog.CONTROL_DECISIONS, by=("interface", "result")), "{{interface}} {{result}}")
 DECISION_TIME = [

@@ -115,6 +115,10 @@ class Board:
             self._refused.labels(reason)
         for step in ("decision", "gate", "action"):
             self._reaction.labels(step)
+        # Prometheus sees a counter grow only from a value that it has scraped: the first trip, too, is marked.
+        for state, causes in machine.LEADS_TO.items():
+            for cause in causes:
+                self._transitions.labels(state.value, cause.value)
 
     def add_gate(self, gate: Gate, config: ActionConfig) -> None:
         """Have a gate follow the changes of its targets from now on; it hears of what is open already."""

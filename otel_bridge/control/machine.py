@@ -56,6 +56,17 @@ class Cause(Enum):
     PROBES_LOST = "probes_lost"
 
 
+LEADS_TO: Mapping[State, tuple[Cause, ...]] = {
+    State.CLOSED: (Cause.OPERATOR, Cause.PROBES_LOST, Cause.PROBES_PASSED, Cause.RESOLVED),
+    State.HALF_OPEN: (Cause.LEASE_ENDED, Cause.OPEN_TIME_ENDED, Cause.OPERATOR, Cause.RESOLVED),
+    State.OPEN: (
+        *(Cause.ALERT, Cause.ERROR_RATE, Cause.OOM_KILLS, Cause.OPERATOR, Cause.PROBE_FAILED),
+        *(Cause.PROBES_LOST, Cause.READING, Cause.RULE, Cause.SLOW_CALLS, Cause.SLOW_RATE, Cause.TIMEOUTS),
+    ),
+}
+"""What brings a breaker to a state."""
+
+
 class Verdict(Enum):
     """How a probe ended."""
 
