@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from otel_bridge import catalog
@@ -10,7 +9,8 @@ from otel_bridge.gpu.detectors.preemption import detect_preemption
 from otel_bridge.gpu.detectors.sawtooth import detect_sawtooth, window
 from otel_bridge.gpu.detectors.tenancy import evidence_of, stall_of
 from otel_bridge.gpu.history import Series
-from otel_bridge.gpu.levels import Pressure
+from otel_bridge.gpu.levels import SILENCE_NS, Pressure
+from otel_bridge.gpu.tenants import Tenant
 from otel_bridge.readings import Reading
 
 if TYPE_CHECKING:
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from otel_bridge import psi
     from otel_bridge.gpu.config import GpuConfig
     from otel_bridge.gpu.levels import Level
+    from otel_bridge.gpu.tenants import Pressures
 
 _LATEST = {
     catalog.GPU_SM_ACTIVE_RATIO.name: "sm_active",
@@ -30,19 +30,6 @@ _LATEST = {
 _FRESH_NS = 10_000_000_000
 _SAY_AGAIN_NS = 1_000_000_000
 _PATIENCE = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Tenant:
-    """Somebody who uses a GPU.
-
-    Attributes:
-        name: value of the label tenant_id.
-        pressure: of its cgroup; None: not known.
-    """
-
-    name: str
-    pressure: psi.Pressure | None
 
 
 class Assessor:
@@ -56,7 +43,7 @@ class Assessor:
     def __init__(self, uuid: str, config: GpuConfig) -> None:
         self.uuid = uuid
         self._config = config
-        self.pressure = Pressure(config.levels)
+        self.pressure = Pressure(config.levels, max(SILENCE_NS, _ns(2 * config.cadence)))
         capacity = round(config.history / config.interval)
         self.memory, self.utilization = Series(capacity), Series(capacity)
         self._occupancy = Series(round((config.preemption.long + config.preemption.duration) * 10))
@@ -113,7 +100,7 @@ class Assessor:
         if found is None:
             return
         gap = found.gap if found.busy else 0.0
-        for tenant in tenants or (Tenant("", None),):
+        for tenant in tenants or (Tenant(""),):
             labels = {**self._labels, "tenant_id": tenant.name}
             yield Reading(catalog.GPU_PREEMPTION_GAP_RATIO.name, labels, gap, now)
             yield Reading(catalog.GPU_PREEMPTED.name, labels, float(found.holds), now)
@@ -147,11 +134,12 @@ class Assessor:
                 catalog.GPU_SAWTOOTH_HOST_CORRELATION.name, self._labels, found.host_correlation, now
             )
 
-    def tenancy(self, tenants: Sequence[Tenant], now: int) -> Iterator[Reading]:
-        """Which tenants are short of host memory.
+    def tenancy(self, tenants: Sequence[Tenant], pressures: Pressures, now: int) -> Iterator[Reading]:
+        """Which tenants are short of host memory; of several cgroups of one the worst counts.
 
         Args:
             tenants: who use the GPU.
+            pressures: of their cgroups.
             now: unix nanoseconds.
         """
         latest: Mapping[str, float] = {
@@ -159,9 +147,10 @@ class Assessor:
         }
         config = self._config.tenancy
         for tenant in tenants:
-            if tenant.pressure is None:
+            stalls = [stall_of(pressure, config) for pressure in pressures.of(tenant)]
+            if not stalls:
                 continue
-            stall = stall_of(tenant.pressure, config)
+            stall = max(stalls)
             evidence = evidence_of(stall, latest.get("sm_active"), latest.get("dram_active"), config)
             labels = {**self._labels, "tenant_id": tenant.name, "evidence": evidence.value}
             yield Reading(catalog.GPU_TENANT_PRESSURE.name, labels, float(stall), now)

@@ -133,6 +133,11 @@ class GpuConfig(_Model):
     dcgm: DcgmConfig = DcgmConfig()
 
     @property
+    def cadence(self) -> float:
+        """Seconds that two readings of memory are apart at the most, while all is well."""
+        return self.interval if self.source == "nvml" else self.dcgm.interval + self.dcgm.timeout
+
+    @property
     def state_interval(self) -> float:
         """Seconds between two readings of what changes slowly."""
         return STATE_EVERY * self.slow_interval

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import aiohttp
@@ -13,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from otel_bridge import catalog
 from otel_bridge.gpu.absent import BLANK
+from otel_bridge.gpu.device import throttling
 from otel_bridge.readings import Reading
 
 if TYPE_CHECKING:
@@ -28,6 +30,11 @@ log = structlog.get_logger(__name__)
 
 MIB = 1 << 20
 _USED, _FREE, _RESERVED = "DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_FB_FREE", "DCGM_FI_DEV_FB_RESERVED"
+_MEMORY = (_USED, _FREE, _RESERVED)
+_THROTTLING = ("DCGM_FI_DEV_CLOCK_THROTTLE_REASONS", "DCGM_FI_DEV_CLOCKS_EVENT_REASONS")
+"""The driver's bits, under their old name and their new one."""
+_XID = "DCGM_FI_DEV_XID_ERRORS"
+"""The number of the last error, which is never taken back."""
 
 NAMES: dict[str, tuple[Metric, float, tuple[str, ...]]] = {
     "DCGM_FI_DEV_GPU_UTIL": (catalog.GPU_UTILIZATION_RATIO, 0.01, ()),
@@ -61,8 +68,21 @@ def is_blank(value: float) -> bool:
     return value != value or any(low <= value <= high for low, high in _BLANK_RANGES)  # noqa: PLR0124 (NaN)
 
 
-def readings_of(text: str, moment: int, absences: Absences) -> dict[str, list[Reading]]:
-    """The readings in a scrape, by GPU or MIG instance.
+@dataclass(slots=True)
+class Scrape:
+    """What an exporter said.
+
+    Attributes:
+        readings: by GPU or MIG instance.
+        xids: by GPU the number of the last Xid error; 0: there was none.
+    """
+
+    readings: dict[str, list[Reading]] = field(default_factory=lambda: defaultdict(list))
+    xids: dict[str, int] = field(default_factory=dict)
+
+
+def read_scrape(text: str, moment: int, absences: Absences) -> Scrape:
+    """What is in a scrape.
 
     An instance has no UUID here: it is called by its card's and its number, "GPU-…/3".
 
@@ -74,25 +94,35 @@ def readings_of(text: str, moment: int, absences: Absences) -> dict[str, list[Re
     Raises:
         ValueError: the text is not in that format.
     """
-    out: dict[str, list[Reading]] = defaultdict(list)
+    out = Scrape()
     memory: dict[str, dict[str, float]] = defaultdict(dict)
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             uuid = _uuid(sample.labels)
             name = sample.name if sample.name in NAMES else sample.name.removesuffix("_total")
-            if not uuid or (name not in NAMES and name not in (_USED, _FREE, _RESERVED)):
+            if not uuid or not (name in NAMES or name in _MEMORY or name in _THROTTLING or name == _XID):
                 continue
             if is_blank(sample.value):
                 absences.note(uuid, name, BLANK)
             elif name in NAMES:
                 metric, factor, more = NAMES[name]
                 labels = dict(zip(metric.labels, (uuid, *more), strict=True))
-                out[uuid].append(Reading(metric.name, labels, sample.value * factor, moment))
-            else:
+                out.readings[uuid].append(Reading(metric.name, labels, sample.value * factor, moment))
+            elif name in _MEMORY:
                 memory[uuid][name] = sample.value * MIB
+            elif name == _XID:
+                out.xids[uuid] = int(sample.value)
+            else:
+                out.readings[uuid] += _throttled(uuid, int(sample.value), moment)
     for uuid, parts in memory.items():
-        out[uuid] += _memory(uuid, parts, moment)
+        out.readings[uuid] += _memory(uuid, parts, moment)
     return out
+
+
+def _throttled(uuid: str, reasons: int, moment: int) -> Iterator[Reading]:
+    for reason, held in throttling(reasons):
+        labels = {"gpu_uuid": uuid, "reason": reason}
+        yield Reading(catalog.GPU_THROTTLED.name, labels, float(held), moment)
 
 
 def _uuid(labels: dict[str, str]) -> str:
@@ -128,6 +158,7 @@ class DcgmScraper:
         self._absences = absences
         self._clock = clock
         self._known: set[str] = set()
+        self._xids: dict[str, int] = {}
         self._failure = ""
         self._task: asyncio.Task[None] | None = None
 
@@ -154,16 +185,19 @@ class DcgmScraper:
         try:
             async with session.get(self._config.endpoint) as response:
                 text = await response.text()
-            found = readings_of(text, (before + time.time_ns()) // 2, self._absences)
-        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            found = read_scrape(text, (before + time.time_ns()) // 2, self._absences)
+        except Exception as error:  # noqa: BLE001 (said below; what an answer makes a parser raise is its own)
             reason = f"{type(error).__name__}: {error}"
             if reason != self._failure:
                 self._failure = reason
                 log.warning("no GPU readings", endpoint=self._config.endpoint, reason=reason)
             self._take({})
+            self._end_of_round()
         else:
             self._failure = ""
-            self._take(found)
+            self._take(found.readings)
+            self._take_xids(found.xids)
+            self._end_of_round()
 
     def _take(self, found: dict[str, list[Reading]]) -> None:
         for uuid in self._known - found.keys():
@@ -174,9 +208,20 @@ class DcgmScraper:
             busy = [one for one in readings if one.metric == catalog.GPU_UTILIZATION_RATIO.name]
             if memory:
                 self._hub.take_memory(uuid, memory)
+            else:
+                self._hub.miss_memory(uuid)
             if busy:
                 self._hub.take_utilization(uuid, busy)
             self._hub.take_slow(uuid, "state", [one for one in readings if one not in (*memory, *busy)])
         self._known = set(found)
+
+    def _take_xids(self, found: dict[str, int]) -> None:
+        """One that has changed is new; one that was there at first is of any time since the driver began."""
+        for uuid, number in found.items():
+            if number and number != self._xids.get(uuid, number):
+                self._hub.xids.add(uuid, number)
+        self._xids |= found
+
+    def _end_of_round(self) -> None:
         self._hub.second()
         self._hub.flush()

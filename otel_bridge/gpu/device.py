@@ -362,8 +362,8 @@ class Device:
         # Its newer name is not in drivers before 535.
         reasons = self.ask("throttle_reasons", api.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
         if reasons is not None:
-            for name, bits in _THROTTLE_REASONS.items():
-                yield self._reading(catalog.GPU_THROTTLED, float(bool(reasons & bits)), now, name)
+            for name, held in throttling(reasons):
+                yield self._reading(catalog.GPU_THROTTLED, float(held), now, name)
 
     def _read_fields(self) -> Iterator[Reading]:
         """Values that come in one call, each with the driver's time and its own error."""
@@ -408,6 +408,12 @@ class Device:
             return None
         rate = (content - last[1]) * unit / (stamp - last[0]) * 1e6
         return self._reading(metric, rate, stamp * 1000, direction)
+
+
+def throttling(reasons: int) -> Iterator[tuple[str, bool]]:
+    """What holds the clocks down, of a driver's bits: each reason, and whether it does."""
+    for name, bits in _THROTTLE_REASONS.items():
+        yield name, bool(reasons & bits)
 
 
 def _code_of(failure: Exception) -> int:

@@ -70,8 +70,9 @@ class Fleet:
 
     @property
     def cards(self) -> list[Device]:
-        """Those that are no MIG instances."""
-        return [member.device for member in self.members.values() if not member.device.is_instance]
+        """Those that answer, and are no MIG instances."""
+        members = self.members.values()
+        return [one.device for one in members if not (one.lost or one.device.is_instance)]
 
     def open(self) -> None:
         """Load the library and find the devices.

@@ -8,24 +8,28 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from otel_bridge import catalog, psi
+from otel_bridge import catalog
 from otel_bridge.firings import Firing
-from otel_bridge.gpu.assess import Assessor, Tenant
+from otel_bridge.gpu.assess import Assessor
 from otel_bridge.gpu.board import Board
 from otel_bridge.gpu.history import Series
 from otel_bridge.gpu.levels import Level
-from otel_bridge.gpu.processes import UNKNOWN, Processes
-from otel_bridge.gpu.usage import Usage
+from otel_bridge.gpu.processes import PROC, UNKNOWN, Processes
+from otel_bridge.gpu.tenants import Pressures, tenants_of
+from otel_bridge.gpu.usage import PATIENCE, Usage
+from otel_bridge.gpu.xid_counts import XidCounts
 from otel_bridge.readings import Reading
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from otel_bridge.contracts import Clock
     from otel_bridge.firings import FiringSink
     from otel_bridge.gpu.config import GpuConfig
     from otel_bridge.gpu.device import ProcessUse
     from otel_bridge.gpu.processes import Process
+    from otel_bridge.gpu.tenants import Tenant
     from otel_bridge.readings import ReadingSink
 
 DETECT_INTERVAL = 10.0
@@ -50,6 +54,12 @@ class Hub:
         clock: for ages.
         readings: told of every reading.
         firings: told when a pressure level begins and ends.
+        proc: where procfs is mounted; its pid namespace must be the initial one.
+
+    Attributes:
+        board: the readings of now, for scrapes.
+        xids: errors that drivers reported, for scrapes.
+        usage: which process used which GPU, for spans.
     """
 
     def __init__(
@@ -58,6 +68,7 @@ class Hub:
         clock: Clock,
         readings: Sequence[ReadingSink] = (),
         firings: Sequence[FiringSink] = (),
+        proc: Path = PROC,
     ) -> None:
         self._config = config
         self._clock = clock
@@ -65,16 +76,18 @@ class Hub:
         self._firings = list(firings)
         self._gpus: dict[str, _Gpu] = {}
         self._used: dict[str, list[Process]] = {}
-        self._processes = Processes()
+        self._proc = proc
+        self._processes = Processes(proc)
         self._host_memory = Series(round(config.history))
         self._detected = clock.monotonic()
         self._seconds = 0
-        self._fast_lifetime = max(1.0, 2 * config.interval)
-        self._slow_lifetime = max(5.0, 5 * config.slow_interval)
+        self._fast_lifetime = max(1.0, 2 * config.cadence)
+        self._slow_lifetime = max(5.0, 5 * config.slow_interval, 3 * config.cadence)
         self._state_lifetime = 2.5 * config.state_interval
         self._outgoing: list[Reading] = []
         self.board = Board(clock)
-        self.usage = Usage(config.history)
+        self.xids = XidCounts(clock)
+        self.usage = Usage(config.history, patience=round(max(PATIENCE, 2 * config.cadence) * 1e9))
 
     def take_memory(self, uuid: str, readings: Sequence[Reading]) -> None:
         """Readings of memory, the used share first."""
@@ -138,10 +151,6 @@ class Hub:
         self._used.pop(uuid, None)
         self.board.clear(uuid)
 
-    def hand_on(self, reading: Reading) -> None:
-        """A reading that is shown elsewhere."""
-        self._outgoing.append(reading)
-
     def flush(self) -> None:
         """Hand on what was taken since the last time."""
         if not self._outgoing:
@@ -165,7 +174,7 @@ class Hub:
         found = {use.pid: self._processes.find(use.pid, now) for use in uses}
         self._used[uuid] = [process for process in found.values() if process is not None]
         gpu = self._of(uuid)
-        gpu.tenants = self._tenants(self._used[uuid])
+        gpu.tenants = tenants_of(self._used[uuid], self._tenant_of)
         labels = {"gpu_uuid": uuid}
         known = [(use, use.memory) for use in uses if use.memory is not None]
         known.sort(key=lambda one: -one[1])
@@ -185,18 +194,19 @@ class Hub:
         self._host_memory.add(time, psutil.virtual_memory().percent / 100)
         self._processes.keep({process.pid for used in self._used.values() for process in used})
         self.usage.update(self._used, {uuid: gpu.assessor for uuid, gpu in self._gpus.items()}, now)
-        slowly = now - self._detected >= DETECT_INTERVAL
-        if slowly:
-            self._detected = now
+        self._outgoing += self.xids.readings(time)
+        pressures = None
+        if now - self._detected >= DETECT_INTERVAL:
+            self._detected, pressures = now, Pressures(self._proc)
         self._seconds += 1
         for number, (uuid, gpu) in enumerate(self._gpus.items()):
             if (self._seconds + number) % 2:
                 preempted = list(gpu.assessor.preemption(gpu.tenants, time))
                 self._show(uuid, "preemption", preempted, self._slow_lifetime)
-            if slowly:
+            if pressures is not None:
                 found = [
                     *gpu.assessor.sawtooth(self._host_memory, time),
-                    *gpu.assessor.tenancy(gpu.tenants, time),
+                    *gpu.assessor.tenancy(gpu.tenants, pressures, time),
                 ]
                 self._show(uuid, "patterns", found, 2 * DETECT_INTERVAL)
 
@@ -245,22 +255,9 @@ class Hub:
         labels = dict(zip(catalog.GPU_PROCESS_MEMORY.labels, (uuid, str(pid), *who), strict=True))
         return Reading(catalog.GPU_PROCESS_MEMORY.name, labels, float(memory), time)
 
-    def _tenants(self, processes: Sequence[Process]) -> list[Tenant]:
-        found: dict[str, Process] = {}
-        for process in processes:
-            name = self._tenant_of(process)
-            if name:
-                found.setdefault(name, process)
-        return [Tenant(name, _pressure_of(process)) for name, process in sorted(found.items())]
-
     def _tenant_of(self, process: Process) -> str:
         if self._config.tenant == "pod":
             return process.pod
         if self._config.tenant == "container":
             return process.container
         return self.usage.services.name_of(process) or process.pod or process.container
-
-
-def _pressure_of(process: Process) -> psi.Pressure | None:
-    mount = psi.unified_mount() if process.cgroup else None
-    return psi.read(psi.file_of(mount, process.cgroup)) if mount is not None else None

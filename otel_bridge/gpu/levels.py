@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from otel_bridge.gpu.config import LevelsConfig
 
+SILENCE_NS = 5_000_000_000
+
 
 class Level(IntEnum):
     """How full device memory is."""
@@ -41,11 +43,14 @@ class Pressure:
     """The pressure of one GPU.
 
     Attributes:
+        config: thresholds.
+        patience: nanoseconds between two readings that are a silence.
         level: now; None: nothing was read.
         saturated: whether memory has been nearly full for long enough.
     """
 
     config: LevelsConfig
+    patience: int = SILENCE_NS
     level: Level | None = None
     saturated: bool = False
     _full_since: int | None = None
@@ -65,7 +70,7 @@ class Pressure:
         if ratio <= self.config.saturated:
             self._full_since, self.saturated = None, False
         else:
-            if self._full_since is None or moment - self._last > _SILENCE_NS:
+            if self._full_since is None or moment - self._last > self.patience:
                 self._full_since = moment
             self.saturated |= moment - self._full_since >= self.config.saturated_for * 1e9
         self._last = moment
@@ -73,6 +78,3 @@ class Pressure:
     def silence(self) -> None:
         """The GPU answers no more: it has no level, and no duration goes on."""
         self.level, self._full_since = None, None
-
-
-_SILENCE_NS = 5_000_000_000

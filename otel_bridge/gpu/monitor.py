@@ -58,6 +58,7 @@ class GpuMonitor:
         if config.mode == "off":
             return
         telemetry.registry.register(self._hub.board)
+        telemetry.registry.register(self._hub.xids)
         absences = Absences(telemetry)
         if config.source == "dcgm":
             self._scraper = DcgmScraper(config.dcgm, self._hub, absences, clock)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import defaultdict
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -75,8 +74,6 @@ class Sampler:
         self._reading_clock = reading_clock
         self.fleet = Fleet(nvml, absences, reading_clock)
         self._watch: XidWatch | None = None
-        self._xids: dict[tuple[str, int], int] = defaultdict(int)
-        self._xid_counter = telemetry.counter(catalog.GPU_XID_ERRORS)
         self._rounds = telemetry.counter(catalog.GPU_SAMPLES)
         self._missed = telemetry.counter(catalog.GPU_MISSED_SAMPLES)
         self._cpu = telemetry.counter(catalog.GPU_SAMPLING_TIME)
@@ -112,10 +109,8 @@ class Sampler:
         self._hangs.stop()
         if self._thread.is_alive():
             self._thread.join(self._config.call_timeout)
-        if self._thread.is_alive() or self._hangs.stuck:
+        if self._thread.is_alive() or self._hangs.stuck or not self._close():
             log.warning("the driver's library stays loaded: a call of it has not returned")
-        else:
-            self._close()
 
     def _make_thread(self) -> threading.Thread:
         return threading.Thread(target=self._run, args=(self._turn,), name="gpu-sampler", daemon=True)
@@ -158,19 +153,15 @@ class Sampler:
             self._try_to_open()
             return
         now, turn = self._clock.monotonic(), self._turn
-        for member in list(self.fleet.members.values()):
-            self._ask(turn, member, self._read_fast)
-            if turn.over:
-                return
+        if not self._ask_all(turn, self._read_fast):
+            return
         # Those who wait for these readings need not wait for the others.
         self._hub.flush()
         if self._round % self._every == 0:
             # All in one round: code that has just run is in the processor's caches.
             for read in self._due(self._round // self._every):
-                for member in list(self.fleet.members.values()):
-                    self._ask(turn, member, read)
-                    if turn.over:
-                        return
+                if not self._ask_all(turn, read):
+                    return
         self._round += 1
         self._rounds.inc()
         if now >= self._second_at:
@@ -189,19 +180,25 @@ class Sampler:
         self._look_at = self._clock.monotonic() + self._config.retry_interval
         for member in self.fleet.members.values():
             self._greet(member)
-        try:
-            self._watch = XidWatch(self._nvml, self.fleet.cards, self._tell_xid)
-        except NvmlError as error:
-            log.info("no Xid errors are seen", reason=str(error))
-        else:
-            self._watch.start()
+        self._watch_for_xids()
         log.info("GPUs", found=[member.uuid for member in self.fleet.members.values()])
 
-    def _close(self) -> None:
-        if self._watch is not None:
-            self._watch.stop()
-            self._watch = None
+    def _close(self) -> bool:
+        """Unload the library; False when that cannot be, since the watch's call of it has not returned."""
+        if self._watch is not None and not self._watch.stop(self._config.call_timeout):
+            return False
+        self._watch = None
         self.fleet.close()
+        return True
+
+    def _watch_for_xids(self) -> None:
+        """Watch the cards that answer now, in a new thread where the last one has ended."""
+        if self._watch is not None and self._watch.is_waiting:
+            self._watch.follow(self.fleet.cards)
+            return
+        self._watch = XidWatch(self._nvml, self._hub.xids.add)
+        self._watch.follow(self.fleet.cards)
+        self._watch.start()
 
     def _try_to_open(self) -> None:
         try:
@@ -211,28 +208,27 @@ class Sampler:
                 self._failure = str(error)
                 log.info("no GPU readings", reason=self._failure)
 
-    def _reload(self) -> None:
+    def _reload(self) -> bool:
         gone = set(self.fleet.members)
-        self._close()
+        if not self._close():
+            return False
         self._reloads.inc()
         self._try_to_open()
         # One that is not found again is lost for good until it is.
         for uuid in gone - set(self.fleet.members):
             self._hub.lose(uuid)
+        return True
 
     def _look_for_changes(self, now: float) -> None:
         """GPUs that were lost, came back, or were divided anew."""
         before = dict(self.fleet.members)
         lost = [member for member in before.values() if member.lost]
-        if before and len(lost) == len(before):
-            self._reload()
+        if before and len(lost) == len(before) and self._reload():
             return
         if lost and now >= self._reload_at:
-            if self._reload_at:
-                self._reload_at = now + _RELOAD_INTERVAL
-                self._reload()
+            due, self._reload_at = bool(self._reload_at), now + _RELOAD_INTERVAL
+            if due and self._reload():
                 return
-            self._reload_at = now + _RELOAD_INTERVAL
         elif not lost:
             self._reload_at = 0.0
         try:
@@ -250,6 +246,14 @@ class Sampler:
         self._hub.greet(member.uuid, member.device.name, member.device.parent)
 
     # Reading
+
+    def _ask_all(self, turn: Turn, read: _Read) -> bool:
+        """Read something of each GPU; False when another thread has taken this one's place meanwhile."""
+        for member in list(self.fleet.members.values()):
+            self._ask(turn, member, read)
+            if turn.over:
+                return False
+        return True
 
     def _ask(self, turn: Turn, member: Member, read: _Read) -> None:
         """Read something of a GPU, then hand it on, unless that has taken too long."""
@@ -321,22 +325,9 @@ class Sampler:
             card.uuid, "activity", [Reading(metric.name, {"gpu_uuid": card.uuid}, share, newest)]
         )
 
-    def _tell_xid(self, uuid: str, number: int) -> None:
-        self._xid_counter.labels(uuid, str(number)).inc()
-        self._xids[uuid, number] += 1
-        log.warning("a GPU reports an Xid error", gpu_uuid=uuid, xid=number)
-
     def _each_second(self) -> None:
         self._hub.second()
-        for (uuid, number), count in list(self._xids.items()):
-            self._hub.hand_on(
-                Reading(
-                    catalog.GPU_XID_ERRORS.name,
-                    {"gpu_uuid": uuid, "xid": str(number)},
-                    float(count),
-                    self._clock.time_ns(),
-                )
-            )
+        self._watch_for_xids()
         mean, largest = self._reading_clock.error()
         self._mean_error.set(mean)
         self._max_error.set(largest)

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from otel_bridge.gpu.processes import Process
 
 _SHORT_ID = 12
-_PATIENCE_NS = 2_000_000_000
-"""A reading this much older than a span says nothing about its start: the driver samples more often."""
+PATIENCE = 2.0
+"""Seconds; a reading so much older than a span says nothing of its start: the driver samples more often."""
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ class Usage:
         patience: nanoseconds that a reading is good for the start of a span.
     """
 
-    def __init__(self, history: float, patience: int = _PATIENCE_NS) -> None:
+    def __init__(self, history: float, patience: int = round(PATIENCE * 1e9)) -> None:
         self._history = history
         self._patience = patience
         self._users: dict[int, _User] = {}

@@ -13,7 +13,7 @@ import structlog
 
 from otel_bridge import catalog, psi
 from otel_bridge.errors import BridgeError
-from otel_bridge.psi import PROC
+from otel_bridge.mounts import PROC
 from otel_bridge.readings import Reading
 
 if TYPE_CHECKING:

@@ -569,6 +569,10 @@ EXPORT int nvmlEventSetWait_v2(uintptr_t set, struct event_data *data, unsigned 
 
 	while (now_seconds(CLOCK_MONOTONIC) < end) {
 		code = enter(__func__, ANY_GPU);
+		/* One card of a set that is lost spoils the wait for all. */
+		for (int i = 0; !code && i < scenario.gpu_count; i++)
+			if (registered >> i & 1)
+				code = enter(__func__, i);
 		if (code)
 			return code;
 		if (!initialised)

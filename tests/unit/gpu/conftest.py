@@ -85,6 +85,7 @@ class Rig:
         self.config = GpuConfig.model_validate({"library": library, **settings})
         self.hub = Hub(self.config, self.clock, [self.sink], [self.sink])
         self.telemetry.registry.register(self.hub.board)
+        self.telemetry.registry.register(self.hub.xids)
         self.sampler = Sampler(
             self.config,
             Nvml(library),

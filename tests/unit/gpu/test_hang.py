@@ -17,9 +17,14 @@ QUICK = {"interval": "20ms", "slow_interval": "100ms", "retry_interval": "100ms"
 USED = catalog.GPU_MEMORY_USED_RATIO
 
 
+def named(name: str) -> int:
+    """How many threads have a name."""
+    return sum(thread.name == name for thread in threading.enumerate())
+
+
 def reading_threads() -> int:
     """How many threads read, or are stuck in the driver."""
-    return sum(thread.name == "gpu-sampler" for thread in threading.enumerate())
+    return named("gpu-sampler")
 
 
 @pytest.mark.parametrize(
@@ -70,6 +75,22 @@ def test_stopping_does_not_wait_for_a_driver_that_hangs(rig, logged):
     assert one.sampler.fleet.is_open
     one.play(gpu("GPU-a"))
     eventually("the call returns", lambda: reading_threads() == 0)
+    one.sampler.stop()
+    assert not one.sampler.fleet.is_open
+
+
+def test_a_wait_for_xid_errors_that_hangs_holds_up_nothing(rig, logged):
+    """Cards are read on; the library stays until the call has returned, and is unloaded then."""
+    one = rig(gpu("GPU-a"), "hang nvmlEventSetWait *", **QUICK)
+    one.sampler.start()
+    eventually("it is read", lambda: one.shown(USED, gpu_uuid="GPU-a") == 0.5)
+    one.play("hang nvmlEventSetWait *", gpu("GPU-a", memory="constant 61440"))
+    eventually("it is read on", lambda: one.shown(USED, gpu_uuid="GPU-a") == 0.75)
+    one.sampler.stop()
+    assert [line for line in logged if "stays loaded" in line["event"]]
+    assert one.sampler.fleet.is_open
+    one.play(gpu("GPU-a"))
+    eventually("the call returns", lambda: not named("gpu-xid"))
     one.sampler.stop()
     assert not one.sampler.fleet.is_open
 

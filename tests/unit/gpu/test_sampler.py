@@ -72,19 +72,6 @@ def test_utilization_carries_the_driver_s_time(rig):
     assert {moment // 1000 % 166667 for moment in times} == {0}
 
 
-def test_xid_errors_come_by_the_event_set(rig, logged):
-    """Each once, by card and number, as a counter and as a reading."""
-    one = rig(gpu("GPU-a"), "xid 79 0", "xid 31 0", gpu("GPU-b"), "xid 79 0")
-    end = time.monotonic() + 60
-    while sum(line["event"].endswith("Xid error") for line in logged) < 3:
-        assert time.monotonic() < end
-        time.sleep(0.01)
-    one.rounds(1)
-    for uuid, xid in (("GPU-a", "79"), ("GPU-a", "31"), ("GPU-b", "79")):
-        assert one.telemetry.value(catalog.GPU_XID_ERRORS, gpu_uuid=uuid, xid=xid) == 1
-        assert one.sink.of(catalog.GPU_XID_ERRORS, gpu_uuid=uuid, xid=xid) == [1.0]
-
-
 ERRORS = sorted(
     value for name, value in vars(pynvml).items() if name.startswith("NVML_ERROR_") and isinstance(value, int)
 )
