@@ -98,6 +98,7 @@ class KernelEventKind(IntEnum):
     CUDA_COPY = 71
     CUDA_LAUNCH_GAP = 72
     CUDA_SUM = 73
+    DRM_SUM = 80
 
 
 class Match(IntEnum):

@@ -31,6 +31,7 @@ enum event_kind {
 	EVENT_CUDA_COPY = 71,
 	EVENT_CUDA_LAUNCH_GAP = 72,
 	EVENT_CUDA_SUM = 73,
+	EVENT_DRM_SUM = 80,
 };
 
 /* How the span of an event was found; a guess is never presented as a fact. */

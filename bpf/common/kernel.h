@@ -151,6 +151,23 @@ struct trace_event_raw_mark_victim {
 	unsigned int uid;
 };
 
+/* Of the drivers that are built on TTM; all in modules. */
+struct drm_gem_object {
+	unsigned long size;
+};
+
+struct ttm_buffer_object {
+	struct drm_gem_object base;
+};
+
+struct amdgpu_bo {
+	struct ttm_buffer_object tbo;
+};
+
+struct xe_bo {
+	struct ttm_buffer_object ttm;
+};
+
 /* The kernel's struct pt_regs; user space's has other names. */
 struct pt_regs___frame {
 #if defined(__TARGET_ARCH_arm64)

@@ -144,4 +144,11 @@ KERNEL_CUDA_COPY_BYTES = Attribute("kernel.cuda.copy.bytes", "int", "By", "Bytes
 KERNEL_CUDA_COPY_TIME = Attribute(
     "kernel.cuda.copy.time", "int", "ns", "Time in the calls; a copy of a stream goes on after its call."
 )
+KERNEL_DRM_EVICTIONS = Attribute(
+    "kernel.drm.evictions",
+    "int",
+    "{buffer}",
+    "Buffers that a GPU's driver moved from its memory to the host's: as a rule to make room for the span.",
+)
+KERNEL_DRM_EVICTED_BYTES = Attribute("kernel.drm.evicted_bytes", "int", "By", "Bytes of these buffers.")
 KERNEL_CUDA_FAILURES = Attribute("kernel.cuda.failures", "int", "{error}", "CUDA calls that failed.")

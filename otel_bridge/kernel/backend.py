@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from otel_bridge.errors import BridgeError
+from otel_bridge.kernel.kernel_symbols import traced
 from otel_bridge.kernel.loader import object_path
 from otel_bridge.libbpf import BUILD_COMMAND
 from otel_bridge.libbpf.core_object import Object
@@ -59,6 +60,18 @@ def choose(config: KernelConfig, *, btf: bool) -> Choice:
     return Choice("bcc", f"the kernel does not tell its types: there is no {BTF} (CONFIG_DEBUG_INFO_BTF)")
 
 
+def tracepoints(library: Library, names: Sequence[str]) -> dict[str, bool]:
+    """Which raw tracepoints the running kernel and its modules have.
+
+    Raises:
+        LibbpfError: the kernel has no BTF.
+    """
+    found = library.kernel_tracepoints(names)
+    # Types do not tell of modules. Symbols do, but reading them takes a tenth of a second.
+    elsewhere = [name for name, there in found.items() if not there]
+    return found | traced(elsewhere) if elsewhere else found
+
+
 class LibbpfBackend:
     """CO-RE objects, compiled long before."""
 
@@ -67,7 +80,7 @@ class LibbpfBackend:
 
     def tracepoints(self, names: Sequence[str]) -> dict[str, bool]:
         """See `Backend`."""
-        return self._library.kernel_tracepoints(names)
+        return tracepoints(self._library, names)
 
     def prepare(self, probes: Iterable[Probe]) -> None:
         """See `Backend`."""

@@ -28,6 +28,7 @@ from otel_bridge.errors import BridgeError
 from otel_bridge.kernel import bcc_compile
 from otel_bridge.kernel.backend import built
 from otel_bridge.kernel.bcc_object import INSTRUCTION, BccObject, map_numbers, programs_of
+from otel_bridge.kernel.kernel_symbols import traced
 from otel_bridge.kernel.probes import user
 from otel_bridge.libbpf import BUILD_COMMAND, OBJECTS
 from otel_bridge.libbpf.core_object import Object
@@ -49,7 +50,6 @@ INSTALL = (
 SOURCES = OBJECTS / "source"
 MODULES = Path("/lib/modules")
 KHEADERS = Path("/sys/kernel/kheaders.tar.xz")
-KALLSYMS = Path("/proc/kallsyms")
 
 _PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
 DIRECTORIES = tuple(
@@ -145,12 +145,6 @@ def limits(probe: Probe, config: ProbesConfig) -> str:
     if probe is not user.PROBE or not static:
         return ""
     return f"without {', '.join(static)}: static tracepoints (usdt) are attached by libbpf alone"
-
-
-def traced(names: Sequence[str], kallsyms: Path = KALLSYMS) -> dict[str, bool]:
-    """Which tracepoints the running kernel has, told from its symbols."""
-    found = set(re.findall(r" __traceiter_(\w+)", kallsyms.read_text()))
-    return {name: name in found for name in names}
 
 
 class Cache:

@@ -248,6 +248,10 @@ class ProbesConfig(_Model):
     memory: MemoryConfig = MemoryConfig()
     tls: ProbeConfig = ProbeConfig()
     cuda: CudaConfig = CudaConfig()
+    drm: SwitchConfig = Field(
+        SwitchConfig(),
+        description="Evictions from the memory of AMD and Intel GPUs, where their drivers are.",
+    )
     user: UserConfig = UserConfig()
     requests: SwitchConfig = Field(
         SwitchConfig(),

@@ -6,6 +6,7 @@ Addresses of the kernel never leave the bridge: what has no name is left out.
 from __future__ import annotations
 
 import os
+import re
 import threading
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -46,6 +47,12 @@ _DIGIT[np.frombuffer(b"0123456789abcdef", "u1")] = np.arange(16)
 _PLACE = np.uint64(4) * np.arange(_DIGITS - 1, -1, -1, dtype=np.uint64)
 _PIECE = 1 << 20
 _NEWLINE = 10
+
+
+def traced(names: Sequence[str], kallsyms: Path = KALLSYMS) -> dict[str, bool]:
+    """Which tracepoints the running kernel and its modules have, told from their symbols."""
+    found = set(re.findall(r" __traceiter_(\w+)", kallsyms.read_text()))
+    return {name: name in found for name in names}
 
 
 class KernelSymbols:

@@ -51,6 +51,7 @@ def choose(programs: tuple[Program, ...], present: dict[str, bool]) -> tuple[lis
     """The programs to load, and those the kernel has no tracepoint for.
 
     A program that stands in for another is loaded only where that one cannot be, and is not missed elsewhere.
+    Nor is one of a module that is not loaded: no machine has every driver.
     """
     usable = {program.name for program in programs if present[program.tracepoint]}
     chosen = [
@@ -61,9 +62,16 @@ def choose(programs: tuple[Program, ...], present: dict[str, bool]) -> tuple[lis
     missing = [
         program
         for program in programs
-        if program.name not in taken and program.stands_in_for not in usable and program.name not in replaced
+        if program.name not in taken
+        and program.stands_in_for not in usable
+        and program.name not in replaced
+        and not program.module
     ]
     return chosen, missing
+
+
+class NotHereError(BridgeError):
+    """What an optional probe hangs on is not in this kernel."""
 
 
 class SumTables:
@@ -243,6 +251,7 @@ class Loader:
         """Load a probe and attach it to its tracepoints.
 
         Raises:
+            NotHereError: it is not needed here.
             BridgeError: this kernel, or these privileges, do not do.
         """
         loaded = self._make(probe)
@@ -258,6 +267,9 @@ class Loader:
         present = self._backend.tracepoints([program.tracepoint for program in probe.programs])
         programs, missing = choose(probe.programs, present)
         if probe.programs and not programs:
+            if probe.optional:
+                names = ", ".join(program.tracepoint for program in probe.programs)
+                raise NotHereError(f"no {names}: {probe.optional}")
             raise BridgeError(
                 f"probe {probe.name}: this kernel ({os.uname().release}) has none of its tracepoints; "
                 + "; ".join(f"{program.tracepoint} needs {program.since}" for program in missing)

@@ -21,7 +21,7 @@ from otel_bridge.kernel.clock import Alignment
 from otel_bridge.kernel.config import ProbeConfig
 from otel_bridge.kernel.discovery import PROC, Discovery
 from otel_bridge.kernel.kernel_symbols import KernelSymbols
-from otel_bridge.kernel.loader import Loader
+from otel_bridge.kernel.loader import Loader, NotHereError
 from otel_bridge.kernel.mappings import MappingNews, MappingsError
 from otel_bridge.kernel.obi_table import open_table
 from otel_bridge.kernel.places import FunctionPlace
@@ -72,11 +72,13 @@ class ProbeState:
         name: of the probe.
         loaded: it works.
         reason: why not, or what is missing from it; empty when all is well.
+        needed: this machine has what it hangs on.
     """
 
     name: str
     loaded: bool
     reason: str = ""
+    needed: bool = True
 
 
 class ReloadError(BridgeError):
@@ -156,7 +158,7 @@ class KernelMonitor:
         self._backend.prepare(wanted)
         for probe in wanted:
             self._load(probe)
-        broken = [state for state in self.states.values() if not state.loaded]
+        broken = [state for state in self.states.values() if state.needed and not state.loaded]
         if broken and self._config.mode == "required":
             self.close()
             raise StartError("\n".join(f"probe {state.name}: {state.reason}" for state in broken))
@@ -192,6 +194,10 @@ class KernelMonitor:
         assert self._loader is not None
         try:
             loaded = self._loader.load(probe)
+        except NotHereError as error:
+            self.states[probe.name] = ProbeState(probe.name, loaded=False, reason=str(error), needed=False)
+            log.info("a probe is not needed", probe=probe.name, reason=str(error))
+            return
         except BridgeError as error:
             self.states[probe.name] = ProbeState(probe.name, loaded=False, reason=str(error))
             self._loaded_gauge.labels(probe.name).set(0)

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 from otel_bridge import psi
 from otel_bridge.findings import Finding, Verdict
 from otel_bridge.kernel import bcc, openssl, privileges
-from otel_bridge.kernel.backend import BTF
+from otel_bridge.kernel.backend import BTF, tracepoints
 from otel_bridge.kernel.backend import choose as choose_backend
 from otel_bridge.kernel.discovery import PROC
+from otel_bridge.kernel.kernel_symbols import traced
 from otel_bridge.kernel.loader import choose, object_path
 from otel_bridge.kernel.openssl import Coverage, OpensslFile
 from otel_bridge.kernel.probes import PROBES, is_wanted
@@ -151,9 +152,9 @@ def _libbpf() -> tuple[str, str, dict[str, bool]]:
         return "", str(error), {}
     names = sorted({program.tracepoint for probe in PROBES for program in probe.programs})
     try:
-        return library.version, "", library.kernel_tracepoints(names)
+        return library.version, "", tracepoints(library, names)
     except LibbpfError:  # no BTF, which is a finding of its own
-        return library.version, "", bcc.traced(names)
+        return library.version, "", traced(names)
 
 
 def _first(kind: str, proc: Path) -> str:
@@ -318,6 +319,10 @@ def _probe_finding(probe: Probe, machine: Machine, config: KernelConfig) -> Find
         if finding.verdict is Verdict.MISSING:
             found = f"{finding.subject}: {finding.found}"
             return Finding(probe.name, Verdict.MISSING, found, probe.gives, finding.mend)
+    if probe.optional and not any(machine.tracepoints.get(one.tracepoint) for one in probe.programs):
+        names = ", ".join(program.tracepoint for program in probe.programs)
+        found = f"no {names}: {probe.optional}"
+        return Finding(probe.name, Verdict.OPTIONAL, found, probe.gives, _drivers(probe))
     by_bcc = choose_backend(config, btf=machine.btf).name == "bcc"
     if by_bcc and probe.needs_libbpf:
         mend = f"{_BTF_KERNEL}, or kernel.probes.{probe.name}.enabled: false"
@@ -327,6 +332,11 @@ def _probe_finding(probe: Probe, machine: Machine, config: KernelConfig) -> Find
             probe.name, Verdict.MISSING, f"{probe.name}.bpf.o is not built", probe.gives, BUILD_COMMAND
         )
     return _by_tracepoints(probe, machine, bcc.limits(probe, config.probes) if by_bcc else "")
+
+
+def _drivers(probe: Probe) -> str:
+    modules = " or ".join(f"modprobe {program.module}" for program in probe.programs if program.module)
+    return f"where there is such a GPU: {modules}, then restart the bridge"
 
 
 def _by_tracepoints(probe: Probe, machine: Machine, limits: str) -> Finding:
@@ -344,6 +354,9 @@ def _by_tracepoints(probe: Probe, machine: Machine, limits: str) -> Finding:
     if lacking or stand_ins or limits:
         found = "; ".join(part for part in (lacking, stand_ins, limits) if part)
         return Finding(probe.name, Verdict.PARTIAL, found, probe.gives, upgrade if lacking else "")
+    if len(chosen) < len(probe.programs):
+        names = ", ".join(program.tracepoint for program in chosen)
+        return Finding(probe.name, Verdict.OK, names, probe.gives)
     return Finding(probe.name, Verdict.OK, "all its tracepoints", probe.gives)
 
 

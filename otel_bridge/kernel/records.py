@@ -269,6 +269,11 @@ CUDA_SUM_VALUE: Dtype = np.dtype(
 )
 """struct cuda_sum (bpf/cuda.h)."""
 
+DRM_SUM_VALUE: Dtype = np.dtype(
+    [("first", "<u8"), ("last", "<u8"), ("evicted_bytes", "<u8"), ("evictions", "<u4"), ("_pad", "<u4")]
+)
+"""struct drm_sum (bpf/drm.h)."""
+
 _KEPT_APART = {"trace_id", "span_id", "last", "tgid", "match", "trace_flags", "_pad"}
 
 

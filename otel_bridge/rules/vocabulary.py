@@ -137,6 +137,7 @@ EVENTS: dict[str, dict[str, Field]] = {
             "copy_ns": Field("ns"),
             "failures": Field("{error}"),
         },
+        "drm_sum": {"evictions": Field("{buffer}"), "evicted_bytes": Field("By")},
     }.items()
 }
 """Fields by kind of event: the kinds of `KernelEventKind`, and names of probes that watch functions."""

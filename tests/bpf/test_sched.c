@@ -1,18 +1,5 @@
 /* Waits, and those whose end the kernel tells nobody of. */
-#include "bpf/common/sums.bpf.h"
-
-/* One table, that takes no turns. */
-#undef SUMS_OF
-#define SUMS_OF(key_type, value_type)                                                                         \
-	MAP(sums, BPF_MAP_TYPE_HASH, 64, key_type, value_type);                                               \
-                                                                                                               \
-	static value_type *sum_of(const key_type *key)                                                         \
-	{                                                                                                      \
-		value_type empty = {};                                                                         \
-                                                                                                               \
-		bpf_map_update_elem(&sums, key, &empty, BPF_NOEXIST);                                          \
-		return bpf_map_lookup_elem(&sums, key);                                                        \
-	}
+#include "sums.h"
 
 #include "bpf/sched.bpf.c"
 #include "check.h"

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 WORKER = ROOT / "tests" / "kernel" / "worker.py"
-PROBES = ("tcp", "sched", "block", "memory", "tls", "cuda", "user", "requests", "tls_requests")
+PROBES = ("tcp", "sched", "block", "memory", "tls", "cuda", "drm", "user", "requests", "tls_requests")
 
 
 def needs_bpf() -> None:

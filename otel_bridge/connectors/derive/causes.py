@@ -48,4 +48,5 @@ EVENTS = (
     Cause("cuda_out_of_memory", catalog.KERNEL_CUDA_OUT_OF_MEMORY),
     Cause("cuda_failure", catalog.KERNEL_CUDA_FAILURES),
     Cause("cuda_launch_gap", catalog.KERNEL_CUDA_LAUNCH_GAPS),
+    Cause("drm_eviction", catalog.KERNEL_DRM_EVICTIONS),
 )

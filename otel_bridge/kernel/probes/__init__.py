@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from otel_bridge.kernel.probes import block, cuda, memory, process, requests, sched, socket, tcp, tls, user
+from otel_bridge.kernel.probes import (
+    block,
+    cuda,
+    drm,
+    memory,
+    process,
+    requests,
+    sched,
+    socket,
+    tcp,
+    tls,
+    user,
+)
 
 if TYPE_CHECKING:
     from otel_bridge.kernel.config import ProbesConfig
@@ -21,6 +33,7 @@ PROBES = (
     memory.PROBE,
     tls.PROBE,
     cuda.PROBE,
+    drm.PROBE,
     user.PROBE,
 )
 

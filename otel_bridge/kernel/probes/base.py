@@ -29,6 +29,7 @@ class Program:
         since: the kernel version that brought it.
         gives: what there is only with it.
         stands_in_for: another program's name; this one is loaded only where that one cannot be.
+        module: of the kernel, that brings the tracepoint; empty: the kernel itself.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Program:
     since: str
     gives: str
     stands_in_for: str = ""
+    module: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,7 @@ class Probe:
         wanted_uprobe: whether a configuration asks for one of its uprobes.
         constants: the value of its `.rodata.config`.
         needs_libbpf: why the BCC back end cannot load it; empty when it can.
+        optional: why a machine may do without all of its tracepoints; empty when it may not.
     """
 
     name: str
@@ -125,6 +128,7 @@ class Probe:
     constants: Callable[[ProbesConfig], NDArray[Any] | None] = _no_constants
     serves: frozenset[str] = frozenset()
     needs_libbpf: str = ""
+    optional: str = ""
 
 
 def constants(dtype: Dtype, values: Mapping[str, int]) -> NDArray[Any]:

@@ -199,6 +199,14 @@ SHAPES: dict[int, Shape] = {
             Summary(catalog.KERNEL_CUDA_FAILURES, _SUM, "failures"),
         ),
     ),
+    Kind.DRM_SUM: Shape(
+        "",
+        {},
+        (
+            Summary(catalog.KERNEL_DRM_EVICTIONS, _SUM, "evictions"),
+            Summary(catalog.KERNEL_DRM_EVICTED_BYTES, _SUM, "evicted_bytes"),
+        ),
+    ),
 }
 """Kinds that are not here (process starts and ends) concern no span."""
 

@@ -14,6 +14,7 @@ from otel_bridge.kernel import bcc
 from otel_bridge.kernel.bcc import Cache, Compiler, Headers, Module
 from otel_bridge.kernel.bcc_object import INSTRUCTION, MAP_NUMBERS, resolve
 from otel_bridge.kernel.config import BccConfig, ProbesConfig
+from otel_bridge.kernel.kernel_symbols import traced
 from otel_bridge.kernel.probes import PROBES, user
 
 RELEASE = "5.15.0-generic"
@@ -110,7 +111,7 @@ def test_tracepoints_are_told_from_the_kernel_s_symbols(tmp_path):
         "0000000000000000 t __traceiter_nvme_sq\t[nvme]\n"
     )
     names = ["sched_switch", "sched_wakeup", "nvme_sq", "sched"]
-    assert bcc.traced(names, kallsyms) == dict(zip(names, (True, False, True, False), strict=True))
+    assert traced(names, kallsyms) == dict(zip(names, (True, False, True, False), strict=True))
 
 
 def test_static_tracepoints_are_named_as_what_bcc_cannot_do():

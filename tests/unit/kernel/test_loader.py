@@ -34,6 +34,16 @@ def test_a_stand_in_is_loaded_only_where_it_is_needed(present, loaded, missing):
     assert [program.name for program in absent] == missing
 
 
+@pytest.mark.parametrize("present", [{"move_a"}, {"move_b"}, {"move_a", "move_b"}])
+def test_a_driver_that_is_not_loaded_is_not_missed(present):
+    """No machine has every card."""
+    programs = tuple(Program(name, f"move_{name}", "4.9", "moves", module=name) for name in "ab")
+    known = {program.tracepoint: program.tracepoint in present for program in programs}
+    chosen, missing = choose(programs, known)
+    assert {program.tracepoint for program in chosen} == present
+    assert missing == []
+
+
 def test_a_probe_that_serves_others_is_loaded_for_them_only():
     """Stamping sockets costs on every send."""
     socket = next(probe for probe in PROBES if probe.name == "socket")

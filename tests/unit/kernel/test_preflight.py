@@ -116,7 +116,9 @@ def test_a_kernel_that_does_not_tell_its_types_does_with_bcc():
     assert "kernel.probes.requests.enabled: false" in found["requests"].mend
     assert found["user"].verdict is Verdict.PARTIAL
     assert found["user"].found.startswith("without evict: static tracepoints")
-    others = {probe.name for probe in PROBES} - {"requests", "tls_requests", "user"}
+    assert found["drm"].verdict is Verdict.MISSING
+    assert "modules" in found["drm"].found
+    others = {probe.name for probe in PROBES} - {"requests", "tls_requests", "user", "drm"}
     assert {found[name].verdict for name in others} == {Verdict.OK}
 
 
@@ -139,6 +141,40 @@ def test_an_older_kernel_does_in_part():
     assert found["block"].verdict is Verdict.PARTIAL
     assert "block_rq_issue" in found["block"].found
     assert found["tcp"].verdict is Verdict.OK
+
+
+NO_DRIVER = ALL_TRACEPOINTS | {"amdgpu_bo_move": False, "xe_bo_move": False}
+
+
+@pytest.mark.parametrize("btf", [True, False])
+def test_a_machine_without_amd_s_and_intel_s_drivers_misses_nothing(btf):
+    """It says what there would be with them, and what an NVIDIA card has instead."""
+    machine = replace(GOOD, tracepoints=NO_DRIVER, btf=btf)
+    config = KernelConfig.model_validate({"probes": {"requests": {"enabled": False}}})
+    report = judge(machine, config)
+    [found] = [finding for finding in report.probes if finding.subject == "drm"]
+    assert report.ready
+    assert found.verdict is Verdict.OPTIONAL
+    assert found.found.startswith("no amdgpu_bo_move, xe_bo_move: neither driver is there")
+    assert "cuda" in found.found
+    assert "evicted" in found.needed
+    assert "modprobe amdgpu or modprobe xe" in found.mend
+    assert {finding["subject"]: finding["verdict"] for finding in report.as_dict()["probes"]}[
+        "drm"
+    ] == "optional"
+
+
+@pytest.mark.parametrize("driver", ["amdgpu_bo_move", "xe_bo_move"])
+def test_one_driver_is_all_that_a_machine_needs(driver):
+    """The other one is not missed."""
+    found = findings(replace(GOOD, tracepoints=NO_DRIVER | {driver: True}))["drm"]
+    assert (found.verdict, found.found, found.mend) == (Verdict.OK, driver, "")
+
+
+def test_evictions_that_nobody_wants_are_off():
+    """By configuration, with drivers or without."""
+    found = findings(replace(GOOD, tracepoints=NO_DRIVER), probes={"drm": {"enabled": False}})["drm"]
+    assert (found.verdict, found.mend) == (Verdict.OFF, "kernel.probes.drm.enabled: true")
 
 
 def test_an_object_that_is_not_built_is_named():

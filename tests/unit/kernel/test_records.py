@@ -40,6 +40,7 @@ STRUCTURES = {
     "cuda_event": records.CUDA_EVENT,
     "cuda_config": records.CUDA_CONFIG,
     "cuda_sum": records.CUDA_SUM_VALUE,
+    "drm_sum": records.DRM_SUM_VALUE,
     "process_event": records.PROCESS_EVENT,
     "user_event": records.USER_EVENT,
     "user_field": records.USER_FIELD,
