@@ -23,6 +23,7 @@ SHIPPED = Path("otel_bridge/bundle/shipped")
 """In a wheel; `otel_bridge.shipped.FOLDERS` names the same folders."""
 FOLDERS = {
     "dashboards/generated": "*.json",
+    "alerts": "runbook.md",
     "alerts/generated": "**/*.yaml",
     "alerts/rules": "*.yaml",
     "collector-config": "*/*.yaml",

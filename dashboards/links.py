@@ -7,6 +7,7 @@ from typing import Any
 from urllib.parse import quote
 
 from dashboards.layout import datasource_variable, text_variable
+from otel_bridge.catalog import K8S_POD_NAME, SERVICE_NAME
 
 VARIABLES = (
     datasource_variable("tempo", "Tempo", "tempo"),
@@ -15,22 +16,32 @@ VARIABLES = (
 )
 _SERVICE = "${__data.fields.Service}"
 _SERVICE_OF_LINE = "${__field.labels.service_name}"
+_POD = "${pod}"
+_READABLE = "${}:._"
+"""Characters that Grafana must find as they are: those of its own variables."""
 
 
-def to_traces(*, from_table: bool = False) -> list[dict[str, Any]]:
-    """Links of a panel whose series, or rows, are of one service each."""
+def to_traces(*, from_table: bool = False, in_pod: bool = False) -> list[dict[str, Any]]:
+    """Links of a panel whose series, or rows, are of one service each; `in_pod`: in a row of one pod."""
     service = _SERVICE if from_table else _SERVICE_OF_LINE
+    of_what = "the service in the pod" if in_pod else "the service"
+    tags = quote(json.dumps({K8S_POD_NAME.key: _POD}), safe=_READABLE)
     return [
-        {"title": "Traces of the service in Tempo", "targetBlank": True, "url": _tempo(service)},
         {
-            "title": "Traces of the service in Jaeger",
+            "title": f"Traces of {of_what} in Tempo",
             "targetBlank": True,
-            "url": f"${{jaeger}}/search?service={service}&start=${{__from}}000&end=${{__to}}000",
+            "url": _tempo(service, _POD if in_pod else None),
         },
         {
-            "title": "Recent traces of the service at the bridge",
+            "title": f"Traces of {of_what} in Jaeger",
             "targetBlank": True,
-            "url": f"${{bridge}}/ui?service={service}",
+            "url": f"${{jaeger}}/search?service={service}&start=${{__from}}000&end=${{__to}}000"
+            + (f"&tags={tags}" if in_pod else ""),
+        },
+        {
+            "title": f"Recent traces of {of_what} at the bridge",
+            "targetBlank": True,
+            "url": f"${{bridge}}/ui?service={service}" + (f"&pod={_POD}" if in_pod else ""),
         },
     ]
 
@@ -49,9 +60,10 @@ def to_root_cause() -> list[dict[str, Any]]:
     ]
 
 
-def _tempo(service: str) -> str:
+def _tempo(service: str, pod: str | None) -> str:
     """Grafana's Explore, with the service's traces of the time shown."""
-    query = f'{{resource.service.name="{service}"}}'
+    of_pod = f' && .{K8S_POD_NAME.key}="{pod}"' if pod else ""
+    query = f'{{resource.{SERVICE_NAME.key}="{service}"{of_pod}}}'
     panes = {
         "traces": {
             "datasource": "${tempo}",
@@ -66,5 +78,4 @@ def _tempo(service: str) -> str:
             "range": {"from": "${__from}", "to": "${__to}"},
         }
     }
-    # Grafana's own variables must stay readable to it.
-    return f"/explore?schemaVersion=1&orgId=1&panes={quote(json.dumps(panes), safe='${}:._')}"
+    return f"/explore?schemaVersion=1&orgId=1&panes={quote(json.dumps(panes), safe=_READABLE)}"

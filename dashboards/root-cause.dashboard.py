@@ -48,9 +48,16 @@ pods = Section(
             "s",
             causes.POD_LATENCY,
             width=8,
-            links=to_traces(),
+            links=to_traces(in_pod=True),
         ),
-        panels.lines("Failures in the pod", "Spans a second that failed.", "cps", causes.POD_FAILED, width=8),
+        panels.lines(
+            "Failures in the pod",
+            "Spans a second that failed.",
+            "cps",
+            causes.POD_FAILED,
+            width=8,
+            links=to_traces(in_pod=True),
+        ),
         panels.lines(
             "Time lost in the pod",
             "Seconds that its spans lost, a second, by cause.",
@@ -58,7 +65,7 @@ pods = Section(
             causes.POD_LOST,
             width=8,
             stacked=True,
-            links=to_traces(),
+            links=to_traces(in_pod=True),
         ),
     ],
     variable="pod",
@@ -75,6 +82,14 @@ why = Section(
             links=to_traces(),
         ),
         panels.table(
+            "Share of latency",
+            "The ten causes that take most of their service's time now.",
+            "percentunit",
+            causes.TOP_SHARES,
+            HEADINGS,
+            links=to_traces(from_table=True),
+        ),
+        panels.table(
             "Seconds lost a second",
             "The ten pairs of service and cause that cost most time now.",
             "s",
@@ -85,18 +100,20 @@ why = Section(
         panels.lines(
             "Time lost by cause", "Seconds of spans lost, a second.", "s", causes.LOST, stacked=True
         ),
-        panels.lines("Spans hit by cause", "Spans a second that lost time.", "cps", causes.HIT),
+        panels.lines("Spans hit by cause", "Spans a second that lost time.", "cps", causes.HIT, width=8),
         panels.lines(
             "Longest losses by cause",
             "99 % of the spans that were hit lost no more than this; dots are traces.",
             "s",
             causes.LONGEST,
+            width=8,
         ),
         panels.lines(
             "Events by cause",
             "What happened to spans and has no duration: retransmits, resets, OOM kills.",
             "cps",
             causes.EVENTS,
+            width=8,
             links=to_traces(),
         ),
         panels.lines(

@@ -24,6 +24,7 @@ def bundle(folder: Path, *, check: bool) -> None:
     kubernetes/rules        PrometheusRule
     prometheus              alert rules, and how to scrape
     alertmanager            the breaker's route
+    runbook.md              an entry for each rule
     collector               pairs of Collector and bridge configurations, by topology
     """
     # Reading and rendering them all is nothing that other commands should wait for.

@@ -7,8 +7,8 @@ from pathlib import Path
 _PACKAGE = Path(__file__).parent
 _IN_WHEEL = _PACKAGE / "bundle" / "shipped"
 
-FOLDERS = ("dashboards/generated", "alerts/generated", "alerts/rules", "collector-config")
-"""Folders of the checkout that setup.py puts into a wheel."""
+FOLDERS = ("dashboards/generated", "alerts", "alerts/generated", "alerts/rules", "collector-config")
+"""Folders of the checkout of which setup.py puts files into a wheel."""
 
 
 def folder(name: str) -> Path:

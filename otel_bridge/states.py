@@ -41,10 +41,14 @@ class ActiveAlert:
     Attributes:
         labels: the values of the rule's `by`.
         evidence: trace ids (16 bytes) of what made it fire, the worst first.
+        since: unix nanoseconds when it began to fire.
+        summary: what happened, for people.
     """
 
     labels: Mapping[str, str]
     evidence: Sequence[bytes]
+    since: int
+    summary: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +60,16 @@ class RuleState:
         severity: critical, warning or info.
         active: the alerts that fire.
         pending: groups whose condition holds, but not yet for long enough.
+        runbook: its heading in the runbook.
     """
 
     name: str
     severity: str
     active: Sequence[ActiveAlert]
     pending: int
+    runbook: str
+
+    @property
+    def busy(self) -> bool:
+        """Whether it fires, or is about to."""
+        return bool(self.active) or self.pending > 0

@@ -10,8 +10,10 @@ CAUSE = (catalog.CAUSE.key,)
 POD = {**SERVICE, "k8s_pod_name": '=~"$pod"'}
 _SPENT = rate(catalog.DERIVED_SPAN_DURATION, "sum", BY_SERVICE, **SERVER)
 _LOST = rate(catalog.DERIVED_CAUSE_TIME, "sum", (*BY_SERVICE, *CAUSE), **SERVICE)
+_SHARE = f"{_LOST} / on (service_name) group_left () {_SPENT}"
 
-SHARE = Query(f"{_LOST} / on (service_name) group_left () {_SPENT}", SERVICE_LEGEND + " {{cause}}")
+SHARE = Query(_SHARE, SERVICE_LEGEND + " {{cause}}")
+TOP_SHARES = Query(f"topk(10, {_SHARE})", "", instant=True)
 TOP = Query(f"topk(10, {_LOST})", "", instant=True)
 LOST = Query(rate(catalog.DERIVED_CAUSE_TIME, "sum", CAUSE, **SERVICE), "{{cause}}")
 HIT = Query(rate(catalog.DERIVED_CAUSE_TIME, "count", CAUSE, **SERVICE), "{{cause}}")

@@ -52,4 +52,7 @@ TOKENS_DIFFERENCE = _difference(_tokens(A), _tokens(B))
 ERRORS = _sides(_errors(A), _errors(B))
 ERRORS_DIFFERENCE = _difference(_errors(A), _errors(B))
 HOT_SPOTS = [Query(_causes(A), "A {{cause}}"), Query(_causes(B), "B {{cause}}")]
-HOT_SPOTS_DIFFERENCE = Query(f"({_causes(B)}) - ({_causes(A)})", "{{cause}}")
+# A cause that one side alone has is the most telling of all.
+HOT_SPOTS_DIFFERENCE = Query(
+    f"({_causes(B)} or 0 * {_causes(A)}) - ({_causes(A)} or 0 * {_causes(B)})", "{{cause}}"
+)

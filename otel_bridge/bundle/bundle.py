@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 MARK = Path(".otel-bridge-bundle")
 """Lists what was written, so that what no bundle has any more goes, and the files of others stay."""
 
+RUNBOOK = Path("runbook.md")
+"""Where rules' `runbook_url` leads, unless `otel-bridge rules build --runbook-url` names another page."""
+
 SCRAPE = """\
 # For scrape_config_files. Exemplars are kept with --enable-feature=exemplar-storage only.
 scrape_configs:
@@ -50,6 +53,7 @@ def bundle() -> dict[Path, str]:
     out[Path("grafana/provisioning/datasources/otel-bridge.yaml")] = grafana.DATASOURCES
     out |= {Path("prometheus/rules", path.name): text for path, text in rules.items()}
     out |= {Path("kubernetes/rules", path.name): text for path, text in operator.items()}
+    out[RUNBOOK] = files("alerts", RUNBOOK.name)[RUNBOOK]
     out[Path("prometheus/scrape.yaml")] = SCRAPE
     out[Path("alertmanager/alertmanager.yml")] = route
     out |= {Path("collector", path): text for path, text in collector.items()}

@@ -10,7 +10,7 @@ import threading
 import time
 from collections import OrderedDict
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import structlog
 
@@ -70,6 +70,16 @@ class ActionSink(Protocol):
         """Take one; from any thread, without waiting."""
 
 
+class _Flip(NamedTuple):
+    """What a gate did with a change: the audit log's word, the error if it failed, monotonic nanoseconds."""
+
+    gate: str
+    change: Change
+    result: str
+    error: OSError | None
+    time: int
+
+
 class Board:
     """Every breaker of this bridge.
 
@@ -115,7 +125,7 @@ class Board:
             self._refused.labels(reason)
         for step in ("decision", "gate", "action"):
             self._reaction.labels(step)
-        # Prometheus sees a counter grow only from a value that it has scraped: the first trip, too, is marked.
+        # Prometheus sees a counter grow only from a value that it has scraped; the first trip counts, too.
         for state, causes in machine.LEADS_TO.items():
             for cause in causes:
                 self._transitions.labels(state.value, cause.value)
@@ -126,8 +136,10 @@ class Board:
         with self.lock:
             self._gates.append((gate, guard))
             for breaker in self.refusing.values():
-                change = self._as_change(breaker, Record(), breaker.record, 0, ())
-                self._flip(gate, guard, change)
+                change = self._as_change(breaker, Record(), breaker.record, 0, (), time.monotonic_ns())
+                flip = self._flip(gate, guard, change)
+                if flip is not None:
+                    self._account(flip)
 
     def load(self) -> None:
         """Take up what the store kept."""
@@ -304,14 +316,21 @@ class Board:
         actor: str = MACHINE,
     ) -> Entry | None:
         breaker.record = after
-        self.store.save(breaker.key, after)
         self._index(breaker)
-        if self.mirror is not None:
-            self.mirror.show(breaker)
+        decided = time.monotonic_ns()
         moved = (before.state, before.mode, before.since) != (after.state, after.mode, after.since)
         grew = breaker.traffic(after) is State.OPEN and after.until >= before.until + _RENEWAL
+        change = None
+        flips: list[_Flip] = []
+        # First what refuses requests: gates, and who answers gateways elsewhere. The rest only tells of it.
         if moved or grew:
-            self._announce(self._as_change(breaker, before, after, event, evidence))
+            change = self._as_change(breaker, before, after, event, evidence, decided)
+            flips = self._flip_gates(change)
+        if self.mirror is not None:
+            self.mirror.show(breaker)
+        self.store.save(breaker.key, after)
+        for flip in flips:
+            self._account(flip)
         if after.cause is Cause.LEASE_ENDED and moved:
             self._note_lapsed(breaker.key, before)
         if not moved:
@@ -332,6 +351,11 @@ class Board:
             self._replica,
         )
         self.store.append(entry)
+        if change is not None and not change.renewal:
+            if event:
+                self._reaction.labels("decision").observe((decided - event) / 1e9)
+            if self.actions is not None:
+                self.actions.submit(change)
         log.info(
             "breaker", target=breaker.key, state=breaker.word(after), cause=after.cause.value, reason=reason
         )
@@ -350,8 +374,14 @@ class Board:
         while len(self._lapsed) > machine.MOST_HOLDS:
             self._lapsed.popitem(last=False)
 
-    def _as_change(
-        self, breaker: Breaker, before: Record, after: Record, event: int, evidence: Sequence[bytes]
+    def _as_change(  # noqa: PLR0917 (all that makes a change)
+        self,
+        breaker: Breaker,
+        before: Record,
+        after: Record,
+        event: int,
+        evidence: Sequence[bytes],
+        decided: int,
     ) -> Change:
         return Change(
             target=breaker.key,
@@ -363,40 +393,40 @@ class Board:
             probes=breaker.rules.probes,
             time=self.clock.time_ns(),
             event=event,
-            decided=time.monotonic_ns(),
+            decided=decided,
             evidence=tuple(evidence[:10]),
         )
 
-    def _announce(self, change: Change) -> None:
+    def _flip_gates(self, change: Change) -> list[_Flip]:
         if change.renewal and change.state is not State.OPEN:
-            return
-        for gate, guard in self._gates:
-            self._flip(gate, guard, change)
-        if change.renewal:
-            return
-        if change.event:
-            self._reaction.labels("decision").observe((change.decided - change.event) / 1e9)
-        if self.actions is not None:
-            self.actions.submit(change)
+            return []
+        return [flip for gate, guard in self._gates if (flip := self._flip(gate, guard, change)) is not None]
 
-    def _flip(self, gate: Gate, guard: Guard, change: Change) -> None:
+    def _flip(self, gate: Gate, guard: Guard, change: Change) -> _Flip | None:
+        """Have one gate follow; None where the change is none of its business."""
         verdict = guard.judge(change, self.clock.monotonic())
         if verdict is None:
-            return
+            return None
         result = {"go": "done", "dry_run": "dry_run", "limited": "limited"}[verdict]
-        reason = f"{change.before.value} to {change.state.value}"
+        error = None
         if verdict == "go":
             try:
                 gate.apply(change)
-            except OSError as error:
-                result, reason = "failed", str(error)
-                log.error("a gate does not follow", gate=gate.name, target=change.target, error=str(error))  # noqa: TRY400
-            else:
-                if change.event:
-                    self._reaction.labels("gate").observe((time.monotonic_ns() - change.event) / 1e9)
-        if not change.renewal or result == "failed":
-            self._acted.labels(gate.name, result).inc()
-            self.audit(change.target, "action", result, reason, gate.name)
+            except OSError as found:
+                result, error = "failed", found
+        return _Flip(gate.name, change, result, error, time.monotonic_ns())
+
+    def _account(self, flip: _Flip) -> None:
+        """Write down what a gate did."""
+        change = flip.change
+        if flip.error is not None:
+            log.error("a gate does not follow", gate=flip.gate, target=change.target, error=str(flip.error))
+        elif flip.result == "done" and change.event:
+            self._reaction.labels("gate").observe((flip.time - change.event) / 1e9)
+        if not change.renewal or flip.error is not None:
+            reason = f"{change.before.value} to {change.state.value}"
+            self._acted.labels(flip.gate, flip.result).inc()
+            self.audit(change.target, "action", flip.result, str(flip.error or reason), flip.gate)
 
     def _make_room(self) -> bool:
         for key, breaker in self._breakers.items():

@@ -323,6 +323,11 @@ class Rule(_Model):
     )
     reason: str = Field("", description="Why it is left to one engine.")
 
+    @property
+    def runbook_entry(self) -> str:
+        """The heading of its entry in the runbook."""
+        return self.runbook or self.name
+
     @model_validator(mode="after")
     def _engine_has_reason(self) -> Rule:
         if (self.engine == "both") != (not self.reason):

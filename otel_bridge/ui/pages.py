@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache
 from importlib import resources
 from itertools import islice
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
 
 from aiohttp import web
 
 from otel_bridge import __version__
 from otel_bridge.errors import UnauthenticatedError
-from otel_bridge.ui import traces
+from otel_bridge.ui import attention, runbook, traces
 from otel_bridge.ui.health import Health
 from otel_bridge.ui.recent import RecentTraces
 from otel_bridge.ui.shown import LONGEST_NAME, clean, duration
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 LISTED = 50
 """Traces of the list: each is decoded to be listed."""
+SLOWEST = 5
+"""Traces that stand before the list, once there are more than these."""
 MOST_ROWS = 200
 """Breakers, and rules, that are listed."""
 REFRESH = (5, 10, 30)
@@ -73,6 +76,60 @@ class Sources:
     rules: Callable[[], Sequence[RuleState]]
 
 
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a visitor of the first page asked for.
+
+    Attributes:
+        marked: failed or kernel-hit traces only.
+        service: only traces with spans of it; empty: of any.
+        pod: likewise.
+        slowest: the slowest first, not the newest.
+        refresh: seconds; 0: never.
+    """
+
+    marked: bool = False
+    service: str = ""
+    pod: str = ""
+    slowest: bool = False
+    refresh: int = 0
+
+    @classmethod
+    def of(cls, query: Mapping[str, str]) -> View:
+        """Of the address; what is not understood is left out."""
+        refresh = query.get("refresh", "")
+        return cls(
+            marked=query.get("only") == "marked",
+            service=query.get("service", ""),
+            pod=query.get("pod", ""),
+            slowest=query.get("order") == "slowest",
+            refresh=int(refresh) if refresh in map(str, REFRESH) else 0,
+        )
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing is left out."""
+        return not (self.marked or self.service or self.pod)
+
+    def but(self, **changes: Any) -> str:
+        """The address of the same page with something else asked for."""
+        view = replace(self, **changes)
+        asked = {
+            "only": "marked" if view.marked else "",
+            "service": view.service,
+            "pod": view.pod,
+            "order": "slowest" if view.slowest else "",
+            "refresh": view.refresh or "",
+        }
+        query = urlencode({key: value for key, value in asked.items() if value})
+        return f"/ui?{query}" if query else "/ui"
+
+    def shows(self, found: traces.Summary) -> bool:
+        """Whether a trace is to be listed."""
+        of_service = not self.service or self.service in found.services
+        return of_service and (not self.pod or self.pod in found.pods)
+
+
 class Ui:
     """Keeps recent traces and shows them, with the states of everything else."""
 
@@ -95,6 +152,7 @@ class Ui:
             web.get("/", self._for_visitors(self._home)),
             web.get("/ui", self._for_visitors(self._overview)),
             web.get("/ui/", self._for_visitors(self._home)),
+            web.get("/ui/runbook", self._for_visitors(self._runbook)),
             web.get("/ui/trace", self._for_visitors(self._look_up)),
             web.get("/ui/trace/{id}", self._for_visitors(self._trace)),
             web.get("/ui/static/{name}", self._for_visitors(self._static)),
@@ -124,6 +182,9 @@ class Ui:
             return _page(404, "message.html", title="Nothing here", message="There is no such file.")
         return web.Response(text=_static_text(name), content_type=_STATIC[name])
 
+    async def _runbook(self, _request: web.Request) -> web.Response:
+        return _page(200, "runbook.html", title="Runbook", entries=runbook.entries().values())
+
     async def _look_up(self, request: web.Request) -> web.Response:
         """From the form, which can only ask with a query."""
         trace_id = request.query.get("id", "").strip().lower()
@@ -132,59 +193,72 @@ class Ui:
         return web.Response(status=303, headers={"Location": f"/ui/trace/{trace_id}"})
 
     async def _overview(self, request: web.Request) -> web.Response:
-        refresh = _refresh(request)
+        view = View.of(request.query)
         asked: dict[str, Any] = {
-            "marked": request.query.get("only") == "marked",
-            "service": request.query.get("service", ""),
-            "refresh": refresh,
+            "view": view,
             "rules": self._sources.rules(),
             "breakers": self._sources.breakers(),
             "not_ready": self._sources.not_ready(),
         }
         async with self._rendering:  # one at a time: the data path has the same interpreter
             response = await asyncio.to_thread(self._overview_page, **asked)
-        if refresh:
-            response.headers["Refresh"] = str(refresh)
+        if view.refresh:
+            response.headers["Refresh"] = str(view.refresh)
         return response
 
     def _overview_page(
         self,
         *,
-        marked: bool,
-        service: str,
-        refresh: int,
+        view: View,
         rules: Sequence[RuleState],
         breakers: Sequence[BreakerState],
         not_ready: str | None,
     ) -> web.Response:
         rules = sorted(rules, key=lambda rule: (not rule.active, not rule.pending, rule.name))
+        now, destinations, probes = self._clock.time_ns(), self._health.destinations(), self._health.probes()
+        concerns = attention.concerns(
+            not_ready=not_ready,
+            rules=rules,
+            breakers=breakers,
+            destinations=destinations,
+            probes=probes,
+            now=now,
+        )
         return _page(
             200,
             "overview.html",
             title="Now",
-            now=self._clock.time_ns(),
+            now=now,
+            concerns=concerns[: attention.MOST],
+            more_concerns=max(0, len(concerns) - attention.MOST),
             not_ready=not_ready,
             version=__version__,
             accepted=self._health.accepted(),
-            traces=self._listed(marked=marked, service=service),
-            marked=marked,
-            service=clean(service, LONGEST_NAME),
+            slowest=self._slowest() if view.whole and not view.slowest else [],
+            traces=self._listed(view),
+            view=view,
+            of=" in ".join(clean(name, LONGEST_NAME) for name in (view.service, view.pod) if name),
             breakers=breakers[:MOST_ROWS],
             more_breakers=max(0, len(breakers) - MOST_ROWS),
             rules=rules[:MOST_ROWS],
             more_rules=max(0, len(rules) - MOST_ROWS),
-            firing=sum(len(rule.active) for rule in rules),
+            runbook=runbook.entries(),
             rules_of_prometheus=self._health.rules_of_prometheus(),
-            probes=self._health.probes(),
-            destinations=self._health.destinations(),
-            refresh=refresh,
+            probes=probes,
+            destinations=destinations,
             refresh_choices=REFRESH,
         )
 
-    def _listed(self, *, marked: bool, service: str) -> list[traces.Summary]:
-        found = (traces.summary(kept) for kept in self.recent.newest(marked_only=marked))
-        wanted = (one for one in found if one and (not service or service in one.services))
-        return list(islice(wanted, LISTED))
+    def _listed(self, view: View) -> list[traces.Summary]:
+        ordered = self.recent.slowest if view.slowest else self.recent.newest
+        found = (traces.summary(kept) for kept in ordered(marked_only=view.marked))
+        return list(islice((one for one in found if one and view.shows(one)), LISTED))
+
+    def _slowest(self) -> list[traces.Summary]:
+        """Those that are worth a table of their own: with few traces the list tells as much."""
+        first = self.recent.slowest(SLOWEST + 1)
+        found = [traces.summary(kept) for kept in first[:SLOWEST]] if len(first) > SLOWEST else []
+        return [one for one in found if one]
 
     async def _trace(self, request: web.Request) -> web.Response:
         trace_id = request.match_info["id"]
@@ -198,11 +272,6 @@ class Ui:
             return await asyncio.to_thread(
                 _page, 200, "trace.html", title=found.summary.name, trace=found, now=self._clock.time_ns()
             )
-
-
-def _refresh(request: web.Request) -> int:
-    asked = request.query.get("refresh", "")
-    return int(asked) if asked in map(str, REFRESH) else 0
 
 
 def _no_trace_id() -> web.Response:
@@ -235,6 +304,7 @@ def _environment() -> jinja2.Environment:
     )
     filters: Mapping[str, Callable[..., Any]] = {
         "duration": duration,
+        "until": lambda ns, now: duration(max(0, now - ns)),
         "seconds": lambda value: duration(round(value * 1e9)),
         "clock": lambda ns: datetime.fromtimestamp(ns / 1e9, UTC).strftime("%H:%M:%S.%f")[:-3],
         "iso": lambda ns: datetime.fromtimestamp(ns / 1e9, UTC).isoformat(timespec="milliseconds"),

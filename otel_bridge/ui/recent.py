@@ -7,6 +7,7 @@ Nothing is decoded before somebody looks.
 
 from __future__ import annotations
 
+import heapq
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -45,6 +46,8 @@ class KeptTrace:
         trace_id: 16 bytes.
         seen: unix nanoseconds when its first spans came.
         marked: whether a span of it failed, or has kernel events.
+        began: the earliest start of its spans, unix nanoseconds.
+        ended: the latest end.
         pieces: requests (ExportTraceServiceRequest) with spans of this trace alone.
         size: their bytes.
         cut: whether spans were left out for want of room or time.
@@ -53,6 +56,8 @@ class KeptTrace:
     trace_id: bytes
     seen: int
     marked: bool = False
+    began: int = 0
+    ended: int = 0
     pieces: list[bytes] = field(default_factory=list)
     size: int = 0
     cut: bool = False
@@ -112,6 +117,12 @@ class RecentTraces:
         kept = [*reversed(self._marked.values()), *(() if marked_only else reversed(self._plain.values()))]
         return iter(sorted(kept, key=lambda trace: -trace.seen))
 
+    def slowest(self, count: int | None = None, *, marked_only: bool = False) -> list[KeptTrace]:
+        """The traces that lasted longest, or all of them in that order."""
+        kept = [*self.newest(marked_only=marked_only)]
+        most = len(kept) if count is None else count
+        return heapq.nlargest(most, kept, key=lambda trace: trace.ended - trace.began)
+
     def take(self, batch: Batch, slot: int) -> None:
         """Keep what belongs to traces that are kept already, and a new trace or two."""
         now = self._clock.monotonic()
@@ -126,7 +137,11 @@ class RecentTraces:
             rows = shown & (keys == key)
             trace_id = batch.spans["trace_id"][row].tobytes()
             marked = remarkable is not None and bool((remarkable & rows).any())
-            self._keep(trace_id, key, batch.splice_only(rows), marked=marked)
+            began, ended = (batch.spans[name][rows] for name in ("start", "end"))
+            trace = self._kept(trace_id, key, int(began.min()))
+            trace.began = min(trace.began, int(began.min()))
+            trace.ended = max(trace.ended, int(ended.max()))
+            self._keep(trace, batch.splice_only(rows), marked=marked)
         if chosen:
             self._bytes.set(sum(self._sizes.values()))
             self._traces.set(len(self._kept_keys))
@@ -148,11 +163,14 @@ class RecentTraces:
             fresh &= keys != key
         return chosen | _choose(keys, fresh, self._new[False], now)
 
-    def _keep(self, trace_id: bytes, key: int, piece: bytes, *, marked: bool) -> None:
+    def _kept(self, trace_id: bytes, key: int, began: int) -> KeptTrace:
         trace = self.find(trace_id)
         if trace is None:
-            trace = self._plain[trace_id] = KeptTrace(trace_id, self._clock.time_ns())
+            trace = self._plain[trace_id] = KeptTrace(trace_id, self._clock.time_ns(), began=began)
             self._kept_keys.add(key)
+        return trace
+
+    def _keep(self, trace: KeptTrace, piece: bytes, *, marked: bool) -> None:
         size = len(piece) + _OVERHEAD
         if trace.size + size > self._largest:
             trace.cut = True

@@ -12,8 +12,9 @@ from otel_bridge.model import SpanKind, StatusCode
 from otel_bridge.ui.shown import LONGEST_NAME, attribute_units, clean, duration, shown_attributes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
+    from opentelemetry.proto.common.v1.common_pb2 import KeyValue
     from opentelemetry.proto.resource.v1.resource_pb2 import Resource
     from opentelemetry.proto.trace.v1.trace_pb2 import Span as WireSpan
 
@@ -62,6 +63,7 @@ class SpanRow:
         span_id: hex.
         name: as sent, without what would spoil a page.
         service: who sent it.
+        pod: where in Kubernetes that ran; empty: it did not say.
         kind: a word.
         depth: 0 for a root, or a span whose parent is not here.
         orphan: whether it names a parent that is not here.
@@ -80,6 +82,7 @@ class SpanRow:
     span_id: str
     name: str
     service: str
+    pod: str
     kind: str
     depth: int
     orphan: bool
@@ -95,11 +98,6 @@ class SpanRow:
     hidden_events: int
 
     @property
-    def pod(self) -> str:
-        """Where in Kubernetes the service ran; empty: it did not say."""
-        return self.resource.get(catalog.K8S_POD_NAME.key, "")
-
-    @property
     def kernel_events(self) -> list[Event]:
         """Those of the kernel."""
         return [event for event in self.events if event.kernel]
@@ -113,22 +111,27 @@ class Summary:
         trace_id: hex.
         name: of its first span.
         services: names, in the order of their first spans.
+        pods: names, likewise.
         start: unix nanoseconds.
         lasted: as text.
         spans: how many are known.
         failed: how many of them failed.
         causes: what the kernel noted, most time first.
+        most: where most of the time went: the span with the most time of its own, as text; empty: there is
+            but one span.
         cut: whether spans were left out.
     """
 
     trace_id: str
     name: str
     services: list[str]
+    pods: list[str]
     start: int
     lasted: str
     spans: int
     failed: int
     causes: list[str]
+    most: str
     cut: bool
 
 
@@ -146,7 +149,21 @@ class Trace:
 class _Found:
     span: WireSpan
     resource: Resource
-    service: str
+
+    @property
+    def service(self) -> str:
+        return _text(catalog.SERVICE_NAME.key, self.resource.attributes)
+
+    @property
+    def pod(self) -> str:
+        """As metrics have it: a span may say more than its resource."""
+        key = catalog.K8S_POD_NAME.key
+        return _text(key, self.span.attributes) or _text(key, self.resource.attributes)
+
+
+def _text(key: str, attributes: Iterable[KeyValue]) -> str:
+    found = (one.value.string_value for one in attributes if one.key == key)
+    return clean(next(found, ""), LONGEST_NAME)
 
 
 def summary(kept: KeptTrace) -> Summary | None:
@@ -174,19 +191,10 @@ def _spans(kept: KeptTrace) -> list[_Found]:
     by_id: dict[bytes, _Found] = {}
     for piece in list(kept.pieces):
         for resource_spans in ExportTraceServiceRequest.FromString(piece).resource_spans:
-            resource = resource_spans.resource
-            service = next(
-                (
-                    one.value.string_value
-                    for one in resource.attributes
-                    if one.key == catalog.SERVICE_NAME.key
-                ),
-                "",
-            )
             for scope_spans in resource_spans.scope_spans:
                 for span in scope_spans.spans:
                     if span.trace_id == kept.trace_id:
-                        by_id[span.span_id] = _Found(span, resource, clean(service, LONGEST_NAME))
+                        by_id[span.span_id] = _Found(span, resource_spans.resource)
     return sorted(by_id.values(), key=lambda one: (one.span.start_time_unix_nano, one.span.span_id))
 
 
@@ -198,11 +206,13 @@ def _summary(kept: KeptTrace, found: Sequence[_Found]) -> Summary:
         trace_id=kept.trace_id.hex(),
         name=_name(root.span),
         services=list(dict.fromkeys(one.service for one in found if one.service)),
+        pods=list(dict.fromkeys(pod for one in found if (pod := one.pod))),
         start=start,
         lasted=duration(end - start),
         spans=len(found),
         failed=sum(_failed(one.span) for one in found),
         causes=list(_causes(found, end - start)),
+        most=_most(found, end - start),
         cut=kept.cut,
     )
 
@@ -225,6 +235,30 @@ def _causes(found: Sequence[_Found], whole: int) -> Iterator[str]:
     for key, total in (*long, *counts, *times[len(long) :]):
         said = duration(total) if units[key] == "ns" else total
         yield f"{key.removeprefix(_KERNEL).removesuffix('.time')} {said}"
+
+
+def _most(found: Sequence[_Found], whole: int) -> str:
+    """The span with the most time in which none of its children ran."""
+    if len(found) == 1 or whole <= 0:
+        return ""
+    children: dict[bytes, list[WireSpan]] = {}
+    for one in found:
+        children.setdefault(one.span.parent_span_id, []).append(one.span)
+    own = [(_own_time(one.span, children.get(one.span.span_id, ())), one) for one in found]
+    longest, one = max(own, key=lambda pair: pair[0])
+    of = f" of {one.service}" if one.service else ""
+    return f"{duration(longest)} ({min(1.0, longest / whole):.0%}) in {_name(one.span)}{of}"
+
+
+def _own_time(span: WireSpan, children: Sequence[WireSpan]) -> int:
+    """Nanoseconds of a span that no child covers; `children` by their beginning."""
+    own, at = 0, span.start_time_unix_nano
+    for child in children:
+        if child.span_id == span.span_id:
+            continue
+        own += max(0, min(child.start_time_unix_nano, span.end_time_unix_nano) - at)
+        at = max(at, child.end_time_unix_nano)
+    return own + max(0, span.end_time_unix_nano - at)
 
 
 def _bounds(found: Sequence[_Found]) -> tuple[int, int]:
@@ -266,6 +300,7 @@ def _row(one: _Found, depth: int, start: int, whole: int, *, orphan: bool) -> Sp
         span_id=span.span_id.hex(),
         name=_name(span),
         service=one.service,
+        pod=one.pod,
         kind=_KINDS.get(int(span.kind), "unknown"),
         depth=depth,
         orphan=orphan,

@@ -326,13 +326,43 @@ def test_a_services_link_leads_to_its_traces_at_the_bridge(prometheus):
         if "bridge" in link["title"]
     ]
     for service in found:
-        names = {"bridge": "", "__data.fields.Service": service, "__field.labels.service_name": service}
+        names = {
+            "bridge": "",
+            "pod": POD,
+            "__data.fields.Service": service,
+            "__field.labels.service_name": service,
+        }
         for url in {link_filled(url, names) for url in links}:
-            rows = re.findall(r"<tr>.*?</tr>", _page(prometheus, url).split('id="breakers"')[0], re.DOTALL)[
-                1:
-            ]
+            listed = _page(prometheus, url).split('id="traces"')[1].split("</section>")[0]
+            rows = re.findall(r"<tr>.*?</tr>", listed, re.DOTALL)[1:]
             assert rows, url
             assert all(f"{service}" in row for row in rows)
+            if "pod=" in url:
+                elsewhere = _page(prometheus, url.replace(POD, "vllm-1"))
+                assert "None of these" in elsewhere
+
+
+@pytest.mark.parametrize("lacking", ["a", "b"])
+def test_a_hot_spot_of_one_side_is_in_the_difference(prometheus, lacking):
+    """A/B: what the other side does not have at all counts whole, with its sign."""
+    document = DOCUMENTS["comparison"]
+    values = {**_values(prometheus, document), f"service_{lacking}": "nobody"}
+    asked = {
+        panel["title"]: [
+            filled(target["expr"], values, step=STEP, scrape_interval=SCRAPE_INTERVAL)
+            for target in panel["targets"]
+        ]
+        for panel in panels(document)
+    }
+    sides, (difference,) = asked["Time lost by cause, A and B"], asked["Time lost by cause, B minus A"]
+    there = sides[lacking == "a"]
+    at = time.time()
+    found = prometheus.by_labels(difference, at)
+    assert len(found) >= 2
+    sign = 1 if lacking == "a" else -1
+    assert found == pytest.approx(
+        {labels: sign * value for labels, value in prometheus.by_labels(there, at).items()}
+    )
 
 
 def test_a_wrong_name_would_be_noticed(prometheus):

@@ -57,6 +57,7 @@ class Site:
             "overview": f"{self.url}/ui",
             "marked": f"{self.url}/ui?only=marked&refresh=30",
             "trace": self.trace,
+            "runbook": f"{self.url}/ui/runbook",
             "unknown": f"{self.url}/ui/trace/{'0' * 32}",
             "message": f"{self.url}/ui/trace/nonsense",
         }
@@ -84,7 +85,7 @@ def site(tmp_path_factory):
             send(bridge, *request(), service="engine")
             url = f"http://127.0.0.1:{bridge.metrics_port}"
             eventually("a breaker opens", lambda: "slow calls" in text(url))
-            eventually("the rule fires", lambda: "1 firing" in text(url))
+            eventually("the rule fires", lambda: "EngineFails (service.name engine)" in text(url))
             yield Site(url)
 
 
@@ -169,7 +170,7 @@ def scheme(request):
     return request.param
 
 
-@pytest.mark.parametrize("name", ["overview", "marked", "trace", "unknown", "message"])
+@pytest.mark.parametrize("name", ["overview", "marked", "trace", "runbook", "unknown", "message"])
 def test_no_page_breaks_a_rule_of_accessibility(browser, site, scheme, name):
     """axe-core's rules: contrast of every text, landmarks, headings, labels, tables, focusable regions."""
     page = browser.new_page(color_scheme=scheme)
@@ -271,13 +272,49 @@ def test_a_screen_reader_is_told_what_the_eye_sees(browser, site):
     overview = browser.new_page()
     overview.goto(site.pages["overview"])
     names = [one.inner_text() for one in overview.get_by_role("heading", level=2).all()]
-    assert names == ["Recent traces", "Breakers", "Rules", "Kernel probes", "Destinations"]
-    assert overview.get_by_role("row", name=re.compile("EngineFails.*firing.*engine")).count() == 1
+    assert names == [
+        "Needs attention",
+        "Slowest of the traces kept",
+        "Recent traces",
+        "Breakers",
+        "Rules",
+        "Kernel probes",
+        "Destinations",
+    ]
+    for table, row in (
+        ("Needs attention", "firing EngineFails.*a span failed trace"),
+        ("Needs attention", "open breaker of gateway.llama.*slower than"),
+        ("Rules", "EngineFails.*firing.*engine"),
+    ):
+        group = overview.get_by_role("group", name=table)
+        assert group.get_by_role("row", name=re.compile(row)).count() == 1, row
     page.close()
     overview.close()
 
 
-@pytest.mark.parametrize("name", ["overview", "trace"])
+def test_what_needs_attention_is_seen_without_scrolling(browser, site):
+    """On a laptop's screen: what is open and fires, and the first of the slow traces."""
+    page = browser.new_page(viewport={"width": 1280, "height": 720})
+    page.goto(site.pages["overview"])
+    for text in ("breaker of gateway/llama", "EngineFails (service.name engine)"):
+        assert page.get_by_role("link", name=text).bounding_box()["y"] < 360
+    slowest = page.get_by_role("group", name="Slowest").get_by_role("row").nth(1)
+    assert "2.99 s" in slowest.inner_text()
+    assert slowest.bounding_box()["y"] < 720
+    page.close()
+
+
+def test_a_visitor_gets_from_an_alert_to_what_caused_it(browser, site):
+    """By links alone: from the alert's row to the trace, its slow part named."""
+    page = browser.new_page()
+    page.goto(site.pages["overview"])
+    page.get_by_role("group", name="Needs attention").get_by_role("link", name=TRACE.hex()[-8:]).click()
+    assert page.url == site.trace
+    assert "Most time: 700 ms (78%) in llm_request of engine" in page.inner_text("main")
+    page.close()
+
+
+@pytest.mark.parametrize("name", ["overview", "trace", "runbook"])
 def test_it_fits_a_narrow_screen(browser, site, name):
     """320 pixels, as at 400 % zoom: only tables scroll sideways."""
     page = browser.new_page(viewport={"width": 320, "height": 640})

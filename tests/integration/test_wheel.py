@@ -49,6 +49,7 @@ def test_a_wheel_installs_and_runs_in_an_empty_environment(tmp_path):
         assert len(shipped) > 1, folder
         place = folder if folder.startswith("otel_bridge/") else f"otel_bridge/bundle/shipped/{folder}"
         assert {f"{place}/{name}" for name in shipped} <= set(names), folder
+    assert "otel_bridge/bundle/shipped/alerts/runbook.md" in names
     assert not [name for name in names if name.startswith(("tests/", "demo/")) or "/target/" in name]
 
     python = tmp_path / "venv" / "bin" / "python"

@@ -97,6 +97,11 @@ class Prometheus(Process):
         result = self.ask("query", query=expr)["result"]
         return _numbers([one["value"] for one in result])
 
+    def by_labels(self, expr: str, at: float) -> dict[str, float]:
+        """What an expression was at a time (unix seconds), by the labels of its series, as JSON."""
+        result = self.ask("query", query=expr, time=at)["result"]
+        return {json.dumps(one["metric"], sort_keys=True): float(one["value"][1]) for one in result}
+
     def line(self, expr: str, step: float, over: float = 10.0) -> list[float]:
         """What an expression was in the last `over` seconds, as a panel asks for it; all series together."""
         now = time.time()

@@ -312,7 +312,7 @@ def alert_annotations(compiled: CompiledRule, target: Target) -> dict[str, str]:
     ]
     out = {
         "summary": "".join(summary),
-        "runbook_url": f"{target.runbook_url}#{(rule.runbook or rule.name).lower()}",
+        "runbook_url": f"{target.runbook_url}#{rule.runbook_entry.lower()}",
     }
     if compiled.streaming_only:
         counter = f"{catalog.RULES_FIRINGS.name}_total{{rule={quoted(rule.name)}}}"

@@ -27,15 +27,17 @@ class Alert:
 
     Attributes:
         active: whether it fires.
+        began: when it last began to.
         since: while the condition holds, since when; None while it does not.
         newest: the latest time it was looked at.
         held: the latest time the condition held, or was not known to have ended while it fired.
     """
 
-    __slots__ = ("_went_on", "active", "held", "newest", "since")
+    __slots__ = ("_went_on", "active", "began", "held", "newest", "since")
 
     def __init__(self) -> None:
         self.active = False
+        self.began = 0
         self.since: int | None = None
         self.newest = -1
         self.held = -1
@@ -76,7 +78,8 @@ class Alert:
             self._went_on = True
             self.since = time if self.since is None else self.since
         begins = not self.active and (late or time - (self.since or 0) >= holding.before)
-        self.active = self.active or begins
+        if begins:
+            self.active, self.began = True, time
         return begins
 
     def due(self, holding: Holding) -> int | None:
@@ -90,3 +93,4 @@ class Alert:
         self.since = None
         self.newest = -1
         self.held += by
+        self.began += by

@@ -162,7 +162,7 @@ class RuleEngine:
                     name=runtime.rule.name,
                     severity=runtime.rule.severity,
                     active=[
-                        ActiveAlert(runtime.labels(group), _worst(group, group.alert.held - runtime.longest))
+                        self._active_alert(runtime, group)
                         for group in runtime.groups.values()
                         if group.alert.active
                     ],
@@ -170,9 +170,16 @@ class RuleEngine:
                         group.alert.since is not None and not group.alert.active
                         for group in runtime.groups.values()
                     ),
+                    runbook=runtime.rule.runbook_entry,
                 )
                 for runtime in self.runtimes
             ]
+
+    @staticmethod
+    def _active_alert(runtime: Runtime, group: Group) -> ActiveAlert:
+        labels = runtime.labels(group)
+        evidence = _worst(group, group.alert.held - runtime.longest)
+        return ActiveAlert(labels, evidence, group.alert.began, _filled(runtime.rule.summary, labels))
 
     # Taking in
 
@@ -340,7 +347,7 @@ class RuleEngine:
         labels |= {prometheus_name(label): value for label, value in values.items()}
         annotations = {
             "summary": _filled(rule.summary, values),
-            "runbook_url": self._runbook_url + "#" + (rule.runbook or rule.name).lower(),
+            "runbook_url": f"{self._runbook_url}#{rule.runbook_entry.lower()}",
         }
         lost = {
             probe: count

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import kubernetes_validate
 import pytest
 import yaml
 from click.testing import CliRunner
@@ -82,6 +83,32 @@ def test_rules_and_routes_are_the_shipped_ones(made):
     route = yaml.safe_load(made[Path("alertmanager/alertmanager.yml")])["route"]
     assert route["routes"][0]["group_wait"] == "0s"
     assert Path("collector/sidecar/bridge.yaml") in made
+
+
+def test_alerts_lead_to_an_entry_of_the_bundles_runbook(made):
+    """The page that rules name is in the bundle, with a heading for each."""
+    anchors = {line[3:].lower() for line in made[Path("runbook.md")].splitlines() if line.startswith("## ")}
+    alerts = [
+        rule
+        for path, text in made.items()
+        if path.parent == Path("prometheus/rules")
+        for group in yaml.safe_load(text)["groups"]
+        for rule in group["rules"]
+        if "alert" in rule
+    ]
+    assert len(alerts) > 20
+    for alert in alerts:
+        page, _, anchor = alert["annotations"]["runbook_url"].partition("#")
+        assert Path(page) in made
+        assert anchor in anchors, alert["alert"]
+
+
+@pytest.mark.parametrize("version", ["1.29", "1.33"])
+def test_config_maps_hold_to_kubernetes_schemas(made, version):
+    """Those of dashboards; PrometheusRule's schema is its operator's."""
+    for name in NAMES:
+        document = yaml.safe_load(made[Path(f"kubernetes/dashboards/{name}.yaml")])
+        kubernetes_validate.validate(document, version, strict=True)
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")

@@ -14,6 +14,7 @@ from tests.support.grafana import link_filled, panels, variables
 ROOT_CAUSE = documents()["root-cause"]
 SERVICES = ["gateway", 'odd "name"', "a&b=c#d/é"]
 """Grafana puts values into a link's query percent-encoded."""
+POD = "vllm-0"
 FROM, TO = 1_700_000_000_000, 1_700_000_600_000
 
 
@@ -35,6 +36,7 @@ def filled(link: dict, service: str) -> str:
         "__to": str(TO),
         "__data.fields.Service": service,
         "__field.labels.service_name": service,
+        "pod": POD,
     }
     return link_filled(link["url"], values)
 
@@ -43,6 +45,23 @@ def of(kind: str) -> list[dict]:
     found = [link for _, link in links() if kind in link["title"]]
     assert len(found) >= 4
     return found
+
+
+def in_pod(link: dict) -> bool:
+    """Whether it is a link of a pod's row."""
+    return "in the pod" in link["title"]
+
+
+def test_the_panels_of_a_pod_lead_to_its_traces():
+    """All of them, and no others."""
+    of_pods = {title for title, link in links() if in_pod(link)}
+    assert of_pods == {
+        panel["title"]
+        for row in ROOT_CAUSE["panels"]
+        if row.get("repeat") == "pod"
+        for panel in row["panels"]
+    }
+    assert len(of_pods) == 3
 
 
 def test_each_panel_that_leads_to_traces_leads_to_all_three():
@@ -74,7 +93,8 @@ def test_tempo_is_asked_in_explore(service):
         (asked,) = pane["queries"]
         assert asked["datasource"] == {"type": "tempo", "uid": "tempo-uid"}
         assert asked["queryType"] == "traceql"
-        assert asked["query"] == f'{{resource.service.name="{service}"}}'
+        of_pod = f' && .k8s.pod.name="{POD}"' if in_pod(link) else ""
+        assert asked["query"] == f'{{resource.service.name="{service}"{of_pod}}}'
 
 
 @pytest.mark.parametrize("service", SERVICES)
@@ -84,7 +104,9 @@ def test_jaeger_is_searched_for_the_service(service):
         url = urlsplit(filled(link, service))
         assert (url.netloc, url.path) == ("jaeger:16686", "/search")
         query = parse_qs(url.query, strict_parsing=True)
-        assert query == {"service": [service], "start": [str(FROM * 1000)], "end": [str(TO * 1000)]}
+        tags = {"tags": [json.dumps({"k8s.pod.name": POD})]} if in_pod(link) else {}
+        times = {"start": [str(FROM * 1000)], "end": [str(TO * 1000)]}
+        assert query == {"service": [service], **times, **tags}
 
 
 @pytest.mark.parametrize("service", SERVICES)
@@ -93,7 +115,8 @@ def test_the_bridge_lists_the_service(service):
     for link in of("bridge"):
         url = urlsplit(filled(link, service))
         assert (url.netloc, url.path) == ("localhost:9464", "/ui")
-        assert parse_qs(url.query, strict_parsing=True) == {"service": [service]}
+        of_pod = {"pod": [POD]} if in_pod(link) else {}
+        assert parse_qs(url.query, strict_parsing=True) == {"service": [service], **of_pod}
 
 
 def test_every_variable_of_a_link_exists():

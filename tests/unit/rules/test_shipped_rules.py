@@ -213,10 +213,10 @@ def test_it_fires_on_the_driver_and_on_the_span_alike():
 def test_it_has_a_runbook_entry(item):
     """Under a heading that its annotation links to."""
     headings = re.findall(r"^## (\S+)$", (ALERTS / "runbook.md").read_text(), re.MULTILINE)
-    assert (item.rule.runbook or item.rule.name) in headings
+    assert item.rule.runbook_entry in headings
 
 
 def test_every_runbook_entry_is_of_a_rule():
     """An entry without a rule misleads."""
     headings = re.findall(r"^## (\S+)$", (ALERTS / "runbook.md").read_text(), re.MULTILINE)
-    assert sorted(headings) == sorted(item.rule.runbook or item.rule.name for item in RULES.values())
+    assert sorted(headings) == sorted(item.rule.runbook_entry for item in RULES.values())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.rules import Bench, rule
+from tests.support.rules import SECOND, START, Bench, rule
 
 TRACE = bytes(range(16))
 ERRORS = {"span": "server", "is": {"status": "error"}, "within": "10s"}
@@ -25,6 +25,7 @@ def test_a_rule_is_quiet_pending_and_firing():
     [alert] = only(bench).active
     assert alert.labels == {"service.name": "engine"}
     assert alert.evidence == [TRACE]
+    assert (alert.since, alert.summary) == (START + 6 * SECOND, "s")
     assert only(bench).pending == 0
     bench.at(60)
     assert (only(bench).active, only(bench).pending) == ([], 0)

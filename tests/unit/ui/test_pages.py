@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import os
+import re
 import ssl
 from contextlib import asynccontextmanager
 from html.parser import HTMLParser
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import aiohttp
 import pytest
@@ -14,9 +16,11 @@ import trustme
 from hypothesis import given
 from hypothesis import strategies as st
 
+from otel_bridge import catalog
 from otel_bridge.batch import PlanBuilder
 from otel_bridge.breakers import State
 from otel_bridge.receivers.otlp.codec import NativeCodec
+from otel_bridge.rules.load import load_rules
 from otel_bridge.settings import MetricsSettings
 from otel_bridge.states import ActiveAlert, BreakerState, RuleState
 from otel_bridge.telemetry import Telemetry
@@ -24,6 +28,7 @@ from otel_bridge.telemetry_server import TelemetryServer
 from otel_bridge.testing import FakeClock, trace_request
 from otel_bridge.ui.config import UiConfig
 from otel_bridge.ui.pages import Sources, Ui
+from tests.support.processes import ROOT
 
 HOSTILE = "\"><script>alert(1)</script><img src=x onerror=alert(1)>'`{{7*7}}${7*7}&amp;"
 TOKEN = "s3cret"
@@ -67,7 +72,8 @@ class Site:
         self.clock, self.telemetry = FakeClock(), Telemetry()
         self.breakers: list[BreakerState] = []
         self.rules: list[RuleState] = []
-        sources = Sources(lambda: None, lambda: self.breakers, lambda: self.rules)
+        self.not_ready: str | None = None
+        sources = Sources(lambda: self.not_ready, lambda: self.breakers, lambda: self.rules)
         self.ui = Ui(UiConfig(traces_per_second=1000), self.telemetry, self.clock, sources)
         columns = PlanBuilder()
         self._step = self.ui.tap(columns)
@@ -151,7 +157,8 @@ async def test_what_strangers_write_is_text_and_nothing_else():
         resource={"service.name": HOSTILE},
     )
     site.breakers = [BreakerState(HOSTILE, State.OPEN, "auto", 1.0, 2.0, "error_rate", HOSTILE)]
-    site.rules = [RuleState("Rule", "critical", [ActiveAlert({"model": HOSTILE}, [trace])], 0)]
+    alert = ActiveAlert({"model": HOSTILE}, [trace], 1, HOSTILE)
+    site.rules = [RuleState("Rule", "critical", [alert], 0, HOSTILE)]
     async with serving(site) as session:
         _, overview = await get(session, "/ui")
         status, detail = await get(session, f"/ui/trace/{trace.hex()}")
@@ -197,15 +204,22 @@ async def test_traces_are_found_by_their_id_however_it_is_written():
 async def test_the_list_is_narrowed_by_a_query():
     """To marked traces, or to one service: where dashboards' links lead."""
     site = Site()
-    site.take({"trace_id": b"a" * 16, "name": "plain"}, resource={"service.name": "one"})
     site.take(
-        {"trace_id": b"b" * 16, "name": "broken", "status": {"code": 2}}, resource={"service.name": "two"}
+        {"trace_id": b"a" * 16, "name": "plain", "attributes": {"k8s.pod.name": "vllm-0"}},
+        resource={"service.name": "one", "k8s.pod.name": "a node's"},
+    )
+    site.take(
+        {"trace_id": b"b" * 16, "name": "broken", "status": {"code": 2}},
+        resource={"service.name": "two", "k8s.pod.name": "vllm-1"},
     )
     async with serving(site) as session:
         for query, shown in (
             ("", {"plain", "broken"}),
             ("?only=marked", {"broken"}),
             ("?service=one", {"plain"}),
+            ("?service=one&pod=vllm-0", {"plain"}),
+            ("?service=one&pod=vllm-1", set()),
+            ("?pod=vllm-1", {"broken"}),
             ("?service=none", set()),
         ):
             text = assert_inert((await get(session, f"/ui{query}"))[1]).text
@@ -233,15 +247,129 @@ async def test_breakers_and_rules_are_listed():
         BreakerState("llama", State.CLOSED, "forced_open", 3.0, 60.0, "operator", "weights"),
     ]
     site.rules = [
-        RuleState("Quiet", "info", [], 0),
-        RuleState("Waiting", "warning", [], 2),
-        RuleState("Loud", "critical", [ActiveAlert({"model": "m"}, [b"e" * 16])], 0),
+        RuleState("Quiet", "info", [], 0, "Quiet"),
+        RuleState("Waiting", "warning", [], 2, "Waiting"),
+        RuleState("Loud", "critical", [ActiveAlert({"model": "m"}, [b"e" * 16], 1, "so it is")], 0, "Loud"),
     ]
     async with serving(site) as session:
         text = assert_inert((await get(session, "/ui"))[1]).text
-    for words in ("half-open", "forced open", "60 s", "weights", "model=m", "1 firing"):
+    for words in ("half-open", "forced open", "60 s", "weights", "model=m", "1 quiet"):
         assert words in text
     assert text.index("Loud") < text.index("Waiting") < text.index("Quiet")
+
+
+async def test_what_needs_attention_comes_first():
+    """What fires, is open or broken stands before all lists, the grave before the rest, with what to do."""
+    site = Site()
+    trace = b"e" * 16
+    site.not_ready = "the port is not open yet"
+    site.breakers = [
+        BreakerState("half", State.HALF_OPEN, "auto", 3.0, None, "open_time_ended", ""),
+        BreakerState("shut", State.OPEN, "auto", 7.0, 53.0, "slow_calls", "5 calls were slow"),
+        BreakerState("fine", State.CLOSED, "auto", 3.0, None, "none", ""),
+    ]
+    began = site.clock.time_ns() - 90_000_000_000
+    site.rules = [
+        RuleState("QueueSpike", "warning", [ActiveAlert({}, [], began, "it grows")], 0, "QueueSpike"),
+        RuleState("Own", "critical", [ActiveAlert({"gpu": "0"}, [trace], began, "a loss")], 0, "Own"),
+        RuleState("Quiet", "critical", [], 0, "Quiet"),
+    ]
+    site.telemetry.gauge(catalog.EXPORTER_QUEUE_BYTES).labels("otlp", "disk").set(95.0)
+    site.telemetry.gauge(catalog.EXPORTER_QUEUE_CAPACITY).labels("otlp", "disk").set(100.0)
+    site.telemetry.gauge(catalog.KERNEL_PROBE_LOADED).labels("tcp").set(0)
+    async with serving(site) as session:
+        text = (await get(session, "/ui"))[1]
+    assert_inert(text)
+    rows = [Page(row).text.split() for row in attention(text)]
+    said = [" ".join(row) for row in rows]
+    assert said == [
+        "not ready the bridge the port is not open yet",
+        "full destination otlp 95 B of 100 B wait",
+        "open breaker of shut 7 s 5 calls were slow",
+        f"firing Own (gpu 0) 90 s a loss trace {trace.hex()[-8:]}",
+        "half-open breaker of half 3 s open time ended",
+        "firing QueueSpike 90 s it grows what to do",
+        "not loaded probes tcp otel-bridge doctor says why",
+    ]
+    assert text.index('id="attention"') < text.index('id="traces"') < text.index('id="breakers"')
+    assert f'href="/ui/trace/{trace.hex()}"' in text
+    assert 'href="/ui/runbook#queuespike"' in text
+
+
+async def test_nothing_that_needs_attention_is_said_in_words():
+    """A page without trouble does not make a visitor look for it."""
+    async with serving(Site()) as session:
+        text = (await get(session, "/ui"))[1]
+    assert attention(text) == []
+    assert "No rule fires, no breaker refuses" in assert_inert(text).text
+
+
+def attention(page: str) -> list[str]:
+    """The rows of the first section."""
+    section = between(page, 'id="attention"', "</section>")
+    return re.findall(r"<tr class.*?</tr>", section, re.DOTALL)
+
+
+def between(page: str, begin: str, end: str) -> str:
+    """A part of a page."""
+    return page.partition(begin)[2].partition(end)[0]
+
+
+async def test_every_shipped_rule_leads_to_its_entry():
+    """The page has an anchor for each, as alerts' runbook_url ends."""
+    rules = [item.rule for item in load_rules([ROOT / "alerts" / "rules"])]
+    async with serving(Site()) as session:
+        status, text = await get(session, "/ui/runbook")
+    page = assert_inert(text)
+    anchors = {value for name, value in page.attributes if name == "id"}
+    assert status == 200
+    assert {rule.runbook_entry.lower() for rule in rules} <= anchors
+    assert len(rules) > 20
+    for words in ("The KV cache is nearly full", "kernel.tcp.retransmits", "The number tells which"):
+        assert words in page.text
+    assert "`" not in page.text
+
+
+async def test_the_slowest_traces_come_first():
+    """Five of them before the list once there are more, and the whole list on demand."""
+    site = Site()
+    for number in range(1, 8):
+        start = 1_000_000_000_000
+        site.take(
+            {
+                "trace_id": bytes([number] * 16),
+                "name": f"lasts {number} s",
+                "start_time_unix_nano": start,
+                "end_time_unix_nano": start + number * 1_000_000_000,
+            }
+        )
+    async with serving(site) as session:
+        first = (await get(session, "/ui"))[1]
+        ordered = (await get(session, "/ui?order=slowest"))[1]
+    section = between(first, 'id="slowest"', "</section>")
+    assert re.findall(r"lasts (\d) s", section) == ["7", "6", "5", "4", "3"]
+    assert re.findall(r"lasts (\d) s", ordered) == ["7", "6", "5", "4", "3", "2", "1"]
+
+
+async def test_a_choice_keeps_the_others():
+    """Who narrowed the list to a service and then looks at failures is still at that service."""
+    site = Site()
+    site.take(
+        {"trace_id": b"a" * 16, "name": "here", "status": {"code": 2}},
+        resource={"service.name": "a&b", "k8s.pod.name": "vllm-0"},
+    )
+    query = {"service": "a&b", "pod": "vllm-0", "only": "marked", "order": "slowest", "refresh": "10"}
+    async with serving(site) as session:
+        text = (await get(session, "/ui?" + urlencode(query)))[1]
+        links = [value for name, value in Page(text).attributes if name == "href" and value]
+        addresses = [value for value in links if "?" in value]
+        assert len(addresses) >= 4
+        for address in addresses:
+            asked = dict(parse_qsl(urlsplit(address).query))
+            gone = query.items() - asked.items()
+            # One choice each; "All" undoes what narrows the list.
+            assert len(gone) <= 1 or {key for key, _ in gone} == {"service", "pod", "only"}
+            assert "here" in (await get(session, address))[1]
 
 
 # Who may look

@@ -55,6 +55,19 @@ def test_spans_stand_below_their_parents():
     assert not any(row.orphan for row in rows)
 
 
+def test_most_time_is_where_no_child_ran():
+    """Of spans side by side, one over the other, and one that outlives its parent."""
+    name = "span {} of engine"
+    nested = drawn(span(1, lasts=100), span(2, 1, at=10, lasts=80), span(3, 2, at=20, lasts=10))
+    assert nested.summary.most == f"70 ms (70%) in {name.format(2)}"
+    overlapping = drawn(span(1, lasts=100), span(2, 1, at=0, lasts=30), span(3, 1, at=20, lasts=20))
+    assert overlapping.summary.most == f"60 ms (60%) in {name.format(1)}"
+    later = drawn(span(1, lasts=20), span(2, 1, at=15, lasts=85))
+    assert later.summary.most == f"85 ms (85%) in {name.format(2)}"
+    assert drawn(span(1)).summary.most == ""
+    assert drawn(span(1, lasts=0), span(2, 1, lasts=0)).summary.most == ""
+
+
 def test_a_span_without_its_parent_stands_alone_and_says_so():
     """The page must not claim that it is a root."""
     rows = drawn(span(1), span(3, 2, at=1)).rows
