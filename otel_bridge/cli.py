@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import sys
 from pathlib import Path
@@ -19,7 +18,7 @@ from otel_bridge.cli_bundle import bundle
 from otel_bridge.cli_limits import limits
 from otel_bridge.cli_rules import rules
 from otel_bridge.errors import BridgeError, ConfigError
-from otel_bridge.memory import keep_freed_memory
+from otel_bridge.memory import prepare_to_serve
 from otel_bridge.rules.load import load_configured
 from otel_bridge.settings import Settings, effective, load
 from otel_bridge.telemetry import configure_logging
@@ -30,9 +29,6 @@ if TYPE_CHECKING:
 
 EXIT_FAILED = 1
 EXIT_BAD_CONFIG = 2
-
-FAST_COLLECTIONS = (50_000, 20, 20)
-"""Collector thresholds: a request makes few cycles, and the default walks the heap 70 times as often."""
 
 
 class _Commands(click.Group):
@@ -86,8 +82,7 @@ def run(path: Path | None, overrides: tuple[str, ...]) -> None:
     settings = _loaded(path, overrides)
     logs = settings.service.telemetry.logs
     configure_logging(level=logs.level, json={"auto": None, "json": True, "console": False}[logs.format])
-    gc.set_threshold(*FAST_COLLECTIONS)
-    keep_freed_memory()
+    prepare_to_serve()
     # The service brings in gRPC and the codec; `check` and `--help` answer without them.
     from otel_bridge.service import run as serve  # noqa: PLC0415
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from otel_bridge import groups_reference
+from otel_bridge.model import Scope
 from otel_bridge.native import kernels
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from otel_bridge.batch import Batch
     from otel_bridge.edits import Slices
 
     U4 = NDArray[np.uint32]
@@ -114,6 +116,23 @@ class Sent(NamedTuple):
         """Those of each span's resource."""
         texts = self.texts and Column(self.texts.offs[owners], self.texts.lens[owners])
         return Sent(texts, None if self.numbers is None else self.numbers[owners])
+
+
+def sent_on_spans(batch: Batch, slot: int, longest: int) -> Sent | None:
+    """What is on each span as it was sent; None: that is not all.
+
+    Args:
+        batch: the request.
+        slot: of an attribute of spans or of their resources.
+        longest: strings are cut to so many bytes.
+    """
+    records = batch.sent(slot)
+    if records is None:
+        return None
+    if batch.plan.wants[slot].scope is Scope.SPAN:
+        return Texts.sent(records, len(batch), longest)
+    found = Texts.sent(records, batch.resources, longest)
+    return found and found.of(batch.spans["resource"])
 
 
 class Cells:

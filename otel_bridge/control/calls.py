@@ -9,7 +9,7 @@ import numpy as np
 
 from otel_bridge import catalog
 from otel_bridge.control.breaker import Calls
-from otel_bridge.groups import Cells, Column, Texts
+from otel_bridge.groups import Cells, Texts, sent_on_spans
 from otel_bridge.model import Scope, SpanKind, StatusCode
 from otel_bridge.targets import key_of
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from otel_bridge.control.config import FieldConfig, SpansConfig, TargetsConfig
     from otel_bridge.control.sources import Sources
     from otel_bridge.control.strategies import Strategies
+    from otel_bridge.groups import Column
 
 _LONGEST = 512
 """Bytes of one part that are looked at."""
@@ -129,11 +130,17 @@ class _Field:
         ]
 
     def column(self, batch: Batch, texts: Texts) -> Column:
-        column = texts.column((), _LONGEST)
+        column = None
         for slot in self._slots:
-            if batch.resolved_has(slot):
-                column = column.otherwise(texts.column(batch.resolved_texts(slot), _LONGEST))
-        return column
+            found = self._read(batch, texts, slot) if batch.resolved_has(slot) else None
+            if found is not None:
+                column = found if column is None else column.otherwise(found)
+        return texts.column((), _LONGEST) if column is None else column
+
+    @staticmethod
+    def _read(batch: Batch, texts: Texts, slot: int) -> Column | None:
+        found = sent_on_spans(batch, slot, _LONGEST)
+        return found.texts if found is not None else texts.column(batch.resolved_texts(slot), _LONGEST)
 
 
 def _outermost(spans: NDArray[np.void], rows: NDArray[np.intp]) -> NDArray[np.intp]:

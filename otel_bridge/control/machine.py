@@ -342,7 +342,7 @@ def decide_by_itself(record: Record, rules: Rules, now: float, mode: Mode, reaso
 
 
 def _open(record: Record, now: float, until: float, cause: Cause, reason: str) -> Record:
-    return replace(_entered(record, State.OPEN, now, cause, reason), base_until=until)
+    return _entered(record, State.OPEN, now, cause, reason, base_until=until)
 
 
 def _half_open(record: Record, now: float, cause: Cause, reason: str) -> Record:
@@ -353,13 +353,15 @@ def _closed(record: Record, now: float, cause: Cause, reason: str) -> Record:
     return _entered(record, State.CLOSED, now, cause, reason)
 
 
-def _entered(record: Record, state: State, now: float, cause: Cause, reason: str) -> Record:
-    """A state begins with no end of its own and no probes."""
+def _entered(  # noqa: PLR0917 (a record's fields)
+    record: Record, state: State, now: float, cause: Cause, reason: str, base_until: float = 0.0
+) -> Record:
+    """A state begins, without probes."""
     return replace(
         record,
         state=state,
         since=now,
-        base_until=0.0,
+        base_until=base_until,
         permits={},
         passed=0,
         lost=0,

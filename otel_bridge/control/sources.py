@@ -116,7 +116,8 @@ class Sources:
                 return
             trip = breaker.weigh(calls, self._clock.monotonic(), self._clock.time_ns())
             if trip is not None:
-                evidence = [trace.tobytes() for trace in calls.traces[-10:]]
+                traces = calls.traces[-10:].tobytes()
+                evidence = [traces[at : at + 16] for at in range(0, len(traces), 16)]
                 self._trip(breaker, trip.cause, trip.reason, event, evidence)
 
     def take_readings(self, readings: Sequence[Reading]) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from otel_bridge import catalog
 from otel_bridge.edits import Slices
-from otel_bridge.groups import Cells, Column, Texts
+from otel_bridge.groups import Cells, Column, Texts, sent_on_spans
 from otel_bridge.model import Scope, SpanKind, StatusCode, ValueType
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from otel_bridge.batch import Batch, PlanBuilder
     from otel_bridge.catalog import DerivedMetric
-    from otel_bridge.groups import Sent
 
 _SOURCES: dict[str, tuple[str, ...]] = {
     catalog.GEN_AI_REQUEST_MODEL.key: (
@@ -117,8 +116,8 @@ class _Label:
         *,
         numeric: bool,
     ) -> None:
-        self._in_order = tuple((plan.want(key, scope=scope), scope) for scope in scopes for key in keys)
-        self.slots = frozenset(slot for slot, _ in self._in_order)
+        self._in_order = tuple(plan.want(key, scope=scope) for scope in scopes for key in keys)
+        self.slots = frozenset(self._in_order)
         self.numeric = numeric
 
     def read(
@@ -128,10 +127,11 @@ class _Label:
         column: Column | None = None
         numbers: NDArray[np.float64] | None = None
         present = batch.resolved_present()
-        for slot, scope in self._in_order:
+        for slot in self._in_order:
             if slot not in present:
                 continue
-            more, found = _sent(batch, slot, scope, longest) or self._resolved(batch, texts, slot, longest)
+            sent = sent_on_spans(batch, slot, longest)
+            more, found = sent or self._resolved(batch, texts, slot, longest)
             if not self.numeric:
                 found = None
             if column is None and numbers is None:
@@ -158,17 +158,6 @@ class _Label:
             pieces.append(truths)
             found[truths.rows] = np.nan
         return texts.column(pieces, longest) if pieces else None, found
-
-
-def _sent(batch: Batch, slot: int, scope: Scope, longest: int) -> Sent | None:
-    """What is on each span as it was sent; None: that is not all."""
-    records = batch.sent(slot)
-    if records is None:
-        return None
-    if scope is Scope.SPAN:
-        return Texts.sent(records, len(batch), longest)
-    found = Texts.sent(records, batch.resources, longest)
-    return found and found.of(batch.spans["resource"])
 
 
 def _has(column: Column | None, numbers: NDArray[np.float64] | None, rows: int) -> NDArray[np.bool_]:

@@ -31,7 +31,7 @@ from otel_bridge.control.questions import Questions
 from otel_bridge.control.serving import problem, refused
 from otel_bridge.control.strategies import Strategies
 from otel_bridge.errors import BridgeError
-from otel_bridge.memory import keep_freed_memory
+from otel_bridge.memory import prepare_to_serve
 from otel_bridge.telemetry import configure_logging
 
 if TYPE_CHECKING:
@@ -161,5 +161,5 @@ async def main() -> None:
 
 if __name__ == "__main__":
     configure_logging(level="warning")
-    keep_freed_memory()
+    prepare_to_serve()
     asyncio.run(main())

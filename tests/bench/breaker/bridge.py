@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from otel_bridge.control.actions.limits import ActionConfig, RateLimitConfig
+from otel_bridge.memory import prepare_to_serve
 from otel_bridge.service import Service
 from otel_bridge.settings import load
 from otel_bridge.telemetry import configure_logging
@@ -38,6 +39,7 @@ class Recorder:
 async def main(file: Path) -> None:
     """Serve until killed."""
     configure_logging(level="warning")
+    prepare_to_serve()  # as the command line does
     service = Service(load(file))
     await service.start()
     assert service.control is not None

@@ -338,6 +338,31 @@ async def test_observe_comes_back_by_spans_alone():
     assert world.state(KEY) == "closed"
 
 
+def test_what_refuses_goes_first(monkeypatch):
+    """The gate, then who answers gateways elsewhere; then disk and audit log, and actions at the end."""
+    world = World()
+    gate = Recorder()
+    world.board.add_gate(gate, _action())
+    done: list[str] = []
+
+    class Mirror:
+        def show(self, _breaker):
+            done.append("mirror")
+
+    world.board.mirror = Mirror()
+    for name, owner, method in (
+        ("gate", gate, "apply"),
+        ("saved", world.store, "save"),
+        ("audited", world.store, "append"),
+        ("told", world.told, "submit"),
+    ):
+        real = getattr(owner, method)
+        monkeypatch.setattr(owner, method, lambda *args, n=name, r=real: (done.append(n), r(*args)))
+    firing(world, KEY)
+    assert done == ["gate", "mirror", "saved", "audited", "audited", "told"]
+    assert [entry.event for entry in world.history(KEY)] == ["action", "transition"]
+
+
 def test_gates_are_told_at_once_and_of_longer_leases():
     """In the deciding thread; with the end on the monotonic clock."""
     world = World()
