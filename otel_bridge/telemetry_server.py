@@ -10,6 +10,7 @@ from prometheus_client.exposition import choose_encoder
 
 from otel_bridge.errors import UnauthenticatedError
 from otel_bridge.listeners.address import cannot_listen
+from otel_bridge.listeners.answers import refused
 from otel_bridge.listeners.auth import BearerAuth
 from otel_bridge.listeners.tls import Certificates
 
@@ -93,9 +94,7 @@ class TelemetryServer:
             try:
                 self._auth.check(request.headers.get("Authorization"))
             except UnauthenticatedError as error:
-                return web.json_response(
-                    {"error": str(error)}, status=401, headers={"WWW-Authenticate": "Bearer"}
-                )
+                return refused(error)
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
         # In a thread: tens of thousands of series take a second, and spans must not wait for them.
         body = await asyncio.to_thread(encode, self._telemetry.registry)

@@ -17,8 +17,9 @@ from aiohttp import web
 
 from otel_bridge import catalog
 from otel_bridge.control.alerts import make_alert, read_payload
-from otel_bridge.control.serving import Listener, problem, refused
+from otel_bridge.control.serving import Listener
 from otel_bridge.errors import BridgeError, StartError, UnauthenticatedError
+from otel_bridge.listeners.answers import problem, refused
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

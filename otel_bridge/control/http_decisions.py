@@ -11,9 +11,10 @@ from aiohttp import web
 
 from otel_bridge import catalog
 from otel_bridge.control.direct import Answer
-from otel_bridge.control.serving import Listener, problem, refused
+from otel_bridge.control.serving import Listener
 from otel_bridge.control.strategies import HEADER as STRATEGY_HEADER
 from otel_bridge.errors import BridgeError
+from otel_bridge.listeners.answers import problem, refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,6 +18,7 @@ from otel_bridge.control import machine
 from otel_bridge.control.machine import Mode
 from otel_bridge.errors import StartError, UnauthenticatedError
 from otel_bridge.listeners.address import cannot_listen
+from otel_bridge.listeners.answers import problem, refused
 from otel_bridge.listeners.auth import BearerAuth
 from otel_bridge.targets import parse_key
 from otel_bridge.units import Duration
@@ -156,9 +157,9 @@ class Operators:
                 self._auth.check(request.headers.get("Authorization"))
             return await handler(request)
         except UnauthenticatedError as error:
-            return web.json_response({"error": str(error)}, status=401)
+            return refused(error)
         except (ValidationError, ValueError) as error:
-            return web.json_response({"error": _plain(error)}, status=400)
+            return problem(400, _plain(error))
 
     async def _list(self, _request: web.Request) -> web.Response:
         return web.json_response(
@@ -169,7 +170,7 @@ class Operators:
         key = parse_key(request.query.get("target", ""))
         breaker = self._board.find(key)
         if breaker is None:
-            return web.json_response({"error": f"there is no breaker {key!r}"}, status=404)
+            return problem(404, f"there is no breaker {key!r}")
         return web.json_response({**self._describe(breaker), "holds": self._holds(breaker)})
 
     async def _order(self, request: web.Request) -> web.Response:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from otel_bridge.control.direct import DirectConnection
-from otel_bridge.errors import MalformedRequestError, RequestTooLargeError, UnauthenticatedError
+from otel_bridge.errors import MalformedRequestError, RequestTooLargeError
 from otel_bridge.listeners.address import cannot_listen
+from otel_bridge.listeners.answers import problem
 from otel_bridge.listeners.auth import BearerAuth
 from otel_bridge.listeners.connection import Connection
 from otel_bridge.listeners.deadlines import Deadlines
@@ -153,24 +154,6 @@ class Listener:
         if connection.request_ends():
             response.force_close()
         return response
-
-
-def refused(error: Exception) -> web.Response:
-    """The answer to a request that was not taken."""
-    status = 400
-    if isinstance(error, UnauthenticatedError):
-        status = 401
-    elif isinstance(error, RequestTooLargeError):
-        status = 413
-    return problem(status, str(error))
-
-
-def problem(status: int, message: str) -> web.Response:
-    """An answer that says what is wrong."""
-    response = web.json_response({"error": message}, status=status)
-    if status == 401:  # noqa: PLR2004 (Unauthorized)
-        response.headers["WWW-Authenticate"] = "Bearer"
-    return response
 
 
 def _bad_http(reason: str) -> web.Response:

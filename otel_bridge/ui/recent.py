@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from otel_bridge import catalog
+from otel_bridge.allowance import Allowance
 from otel_bridge.model import StatusCode
 
 if TYPE_CHECKING:
@@ -63,29 +64,6 @@ class KeptTrace:
     cut: bool = False
 
 
-class Allowance:
-    """So many things a second, saved up for two seconds."""
-
-    def __init__(self, a_second: float, now: float) -> None:
-        self._a_second = a_second
-        self._most = max(1.0, 2 * a_second)
-        self._left = self._most
-        self._filled = now
-
-    def ready(self, now: float) -> bool:
-        """Whether one more is allowed."""
-        self._left = min(self._most, self._left + (now - self._filled) * self._a_second)
-        self._filled = now
-        return self._left >= 1.0
-
-    def take(self, now: float) -> bool:
-        """Whether one more is allowed; it is spent then."""
-        if not self.ready(now):
-            return False
-        self._left -= 1.0
-        return True
-
-
 class RecentTraces:
     """The traces that are kept, and the step that keeps them; lives as long as the service."""
 
@@ -93,9 +71,8 @@ class RecentTraces:
         self._clock = clock
         self._max_bytes = config.max_bytes
         self._largest = config.max_bytes // _LARGEST_SHARE
-        now = clock.monotonic()
-        self._new = {marked: Allowance(config.traces_per_second, now) for marked in (False, True)}
-        self._more = Allowance(PIECES_PER_SECOND, now)
+        self._new = {marked: _saving(config.traces_per_second) for marked in (False, True)}
+        self._more = _saving(PIECES_PER_SECOND)
         # Those that somebody looks for have half the room to themselves: others do not push them out.
         self._plain: OrderedDict[bytes, KeptTrace] = OrderedDict()
         self._marked: OrderedDict[bytes, KeptTrace] = OrderedDict()
@@ -212,6 +189,11 @@ class Step:
         """Keep some of it; nothing is changed."""
         if len(batch):
             self._recent.take(batch, self._slot)
+
+
+def _saving(a_second: float) -> Allowance:
+    """What two seconds leave over is not lost: traces come in bursts."""
+    return Allowance(a_second, max(1.0, 2 * a_second))
 
 
 def _shown(batch: Batch) -> NDArray[np.bool_]:

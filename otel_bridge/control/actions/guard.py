@@ -4,31 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from otel_bridge.allowance import Allowance
 from otel_bridge.breakers import State
 from otel_bridge.targets import matches
 
 if TYPE_CHECKING:
     from otel_bridge.breakers import Change
-    from otel_bridge.control.actions.limits import ActionConfig, RateLimitConfig
+    from otel_bridge.control.actions.limits import ActionConfig
 
 _STRICTNESS = {State.CLOSED: 0, State.HALF_OPEN: 1, State.OPEN: 2}
-
-
-class _Bucket:
-    def __init__(self, config: RateLimitConfig) -> None:
-        self._size = float(config.changes)
-        self._rate = config.changes / config.interval
-        self._tokens = self._size
-        self._at: float | None = None
-
-    def take(self, now: float) -> bool:
-        if self._at is not None:
-            self._tokens = min(self._size, self._tokens + (now - self._at) * self._rate)
-        self._at = now
-        if self._tokens < 1:
-            return False
-        self._tokens -= 1
-        return True
 
 
 class Guard:
@@ -40,7 +24,8 @@ class Guard:
 
     def __init__(self, config: ActionConfig) -> None:
         self._config = config
-        self._bucket = _Bucket(config.rate_limit)
+        limit = config.rate_limit
+        self._bucket = Allowance(limit.changes / limit.interval, limit.changes)
         self._limited: set[str] = set()
 
     def judge(self, change: Change, now: float) -> str | None:

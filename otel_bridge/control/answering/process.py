@@ -28,9 +28,9 @@ from otel_bridge.control.answering.tally import Tally, TallyOf
 from otel_bridge.control.http_decisions import HttpDecisions
 from otel_bridge.control.limits.claims import Claims
 from otel_bridge.control.questions import Questions
-from otel_bridge.control.serving import problem, refused
 from otel_bridge.control.strategies import Strategies
 from otel_bridge.errors import BridgeError
+from otel_bridge.listeners.answers import problem, refused
 from otel_bridge.memory import prepare_to_serve
 from otel_bridge.telemetry import configure_logging
 
