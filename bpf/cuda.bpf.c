@@ -202,6 +202,22 @@ int BPF_KPROBE(cuda_copy, __u64 to, __u64 from, __u64 size)
 	return 0;
 }
 
+/* From one device to another: destination and its device, source and its device, then the size. */
+SEC("uprobe")
+int BPF_KPROBE(cuda_copy_peer)
+{
+	begin(ctx, CUDA_COPY, PT_REGS_PARM5(ctx));
+	return 0;
+}
+
+/* Destination and its pitch, source and its pitch, then width and height. */
+SEC("uprobe")
+int BPF_KPROBE(cuda_copy_rectangle)
+{
+	begin(ctx, CUDA_COPY, PT_REGS_PARM5(ctx) * SIXTH_ARGUMENT(ctx));
+	return 0;
+}
+
 SEC("uretprobe")
 int BPF_KRETPROBE(cuda_return, int result)
 {

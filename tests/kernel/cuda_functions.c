@@ -1,4 +1,5 @@
-/* What a program does with CUDA: linked to stand-in libraries, or with them linked in. */
+/* What a program does with CUDA: linked to stand-in libraries, or with them linked in; or to NVIDIA's own
+ * runtime, WITHOUT_DRIVER. */
 #include <stddef.h>
 #include <stdint.h>
 #include <unistd.h>
@@ -13,6 +14,8 @@ int cudaMalloc(void **, size_t);
 int cudaMallocAsync(void **, size_t, void *);
 int cudaFree(void *);
 int cudaMemcpy(void *, const void *, size_t, int);
+int cudaMemcpyPeerAsync(void *, int, const void *, int, size_t, void *);
+int cudaMemcpy2DAsync(void *, size_t, const void *, size_t, size_t, size_t, int, void *);
 int cudaLaunchKernel(const void *, struct dim3, struct dim3, void **, size_t, void *);
 int cuMemAlloc_v2(unsigned long long *, size_t);
 int cuMemAllocPitch_v2(unsigned long long *, size_t *, size_t, size_t, unsigned int);
@@ -35,6 +38,7 @@ EXPORT int64_t pool_alloc(int64_t size)
 	return code ? code : cudaFree(address);
 }
 
+#ifndef WITHOUT_DRIVER
 EXPORT int64_t driver_alloc(int64_t size)
 {
 	unsigned long long address = 0;
@@ -52,14 +56,25 @@ EXPORT int64_t pitch_alloc(int64_t width, int64_t height)
 	return code ? code : cuMemFree_v2(address);
 }
 
+EXPORT int64_t driver_copy(int64_t size)
+{
+	return cuMemcpyDtoHAsync_v2(NULL, 0, size, NULL);
+}
+#endif
+
 EXPORT int64_t runtime_copy(int64_t size)
 {
 	return cudaMemcpy(NULL, NULL, size, 1);
 }
 
-EXPORT int64_t driver_copy(int64_t size)
+EXPORT int64_t peer_copy(int64_t size)
 {
-	return cuMemcpyDtoHAsync_v2(NULL, 0, size, NULL);
+	return cudaMemcpyPeerAsync(NULL, 1, NULL, 0, size, NULL);
+}
+
+EXPORT int64_t rectangle_copy(int64_t width, int64_t height)
+{
+	return cudaMemcpy2DAsync(NULL, 4096, NULL, 8192, width, height, 1, NULL);
 }
 
 EXPORT int64_t launch_twice(int64_t microseconds)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
+import importlib.metadata
+import re
+import shutil
 import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from otel_bridge.kernel.elf_file import ElfFile
+from otel_bridge.kernel.probes import cuda
 from otel_bridge.kernel.records import CudaOperation
 from otel_bridge.model import KernelEventKind, Match
 from tests.support.gpu import SCENARIO, STANDIN, Scenario, build
@@ -19,6 +25,8 @@ pytestmark = pytest.mark.usefixtures("each_backend")
 
 PRIME = 23
 OUT_OF_MEMORY, ILLEGAL_ADDRESS = 2, 700
+NO_DRIVER = {34, 35, 36, 100}
+"""cudaErrorStubLibrary, cudaErrorInsufficientDriver, cudaErrorCallRequiresNewerDriver, cudaErrorNoDevice."""
 FLAGS = ("-shared", "-fPIC", "-O1", "-fno-inline", "-fno-optimize-sibling-calls", "-pthread")
 SOURCES = (HERE / "cuda_functions.c", HERE / "publisher.c")
 
@@ -46,6 +54,28 @@ def linked_in(tmp_path_factory):
     """A program with both linked in."""
     directory = tmp_path_factory.mktemp("linked-in")
     return compiled(directory / "engine.so", [], STANDIN / "cudart.c", STANDIN / "cuda.c")
+
+
+@pytest.fixture
+def real(tmp_path):
+    """A program on NVIDIA's own runtime, as their wheel brings it; there is no driver under it."""
+    try:
+        wheel = importlib.metadata.files("nvidia-cuda-runtime-cu12") or []
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("needs NVIDIA's runtime: pip install nvidia-cuda-runtime-cu12")
+    [found] = [file.locate() for file in wheel if file.match("libcudart.so.*")]
+    # A copy, since what else may run on this machine has the wheel's own mapped.
+    runtime = shutil.copy(found, tmp_path)
+    needs_command("cc", "gcc")
+    program = tmp_path / "program.so"
+    command = ["cc", *FLAGS, "-DWITHOUT_DRIVER", *SOURCES, "-Wl,-rpath,$ORIGIN", "-o", program, runtime]
+    subprocess.run(command, check=True)
+    return program
+
+
+def runtime_of(program):
+    """The runtime beside a program."""
+    return next(program.parent.glob("libcudart.so.*"))
 
 
 def compiled(path, libraries, *more):
@@ -116,12 +146,15 @@ def test_every_call_counts_once_on_its_span(watch, request, link):
     call(worker, "pitch_alloc", 64, 16, span=2)
     call(worker, "runtime_copy", 100, span=3)
     call(worker, "driver_copy", 10, span=3)
+    call(worker, "peer_copy", 1000, span=4)
+    call(worker, "rectangle_copy", 64, 16, span=4)
     monitor.close()
-    first, second, third = (sums(monitor, number) for number in (1, 2, 3))
+    first, second, third, fourth = (sums(monitor, number) for number in (1, 2, 3, 4))
     assert (first["allocs"], first["frees"], first["failures"]) == (2 * PRIME, 2 * PRIME, 0)
     assert first["alloc_bytes"] == PRIME * (4096 + 512)
     assert (second["allocs"], second["alloc_bytes"]) == (2 * PRIME, 2 * PRIME * 1024)
     assert (third["copies"], third["copy_bytes"]) == (2 * PRIME, PRIME * 110)
+    assert (fourth["copies"], fourth["copy_bytes"]) == (2 * PRIME, PRIME * (1000 + 64 * 16))
     assert not len(monitor.events.of(KernelEventKind.CUDA_ALLOC, tgid=worker.pid))
 
 
@@ -141,6 +174,40 @@ def test_no_memory_is_an_event_on_the_span_that_suffered_it(watch, shared):
         assert sums(monitor, number)["failures"] == PRIME
         assert sums(monitor, number)["alloc_bytes"] == 0
     assert not len(monitor.events.on_span(KernelEventKind.CUDA_ALLOC, 3))
+
+
+def test_calls_of_nvidia_s_own_runtime_are_seen(watch, real):
+    """Without a driver all of them fail, each with the code that says so; sizes are those asked for."""
+    code = ctypes.CDLL(str(runtime_of(real))).cudaMalloc(ctypes.byref(ctypes.c_void_p()), 4096)
+    if code not in NO_DRIVER:
+        pytest.skip("needs a machine without NVIDIA's driver")
+    monitor, worker = watch(real, 1)
+    call(worker, "runtime_alloc", 4096, span=1)
+    call(worker, "pool_alloc", 512, span=2)
+    call(worker, "runtime_copy", 100, span=3)
+    call(worker, "rectangle_copy", 64, 16, span=4)
+    monitor.close()
+    for number, kind, size, operation in (
+        (1, KernelEventKind.CUDA_ALLOC, 4096, CudaOperation.DEVICE),
+        (2, KernelEventKind.CUDA_ALLOC, 512, CudaOperation.POOL),
+        (3, KernelEventKind.CUDA_COPY, 100, CudaOperation.COPY),
+        (4, KernelEventKind.CUDA_COPY, 1024, CudaOperation.COPY),
+    ):
+        events = monitor.events.on_span(kind, number)
+        seen = {(int(row["error"]), int(row["size"]), int(row["operation"])) for row in events}
+        assert len(events) == PRIME
+        assert seen == {(code, size, operation)}
+
+
+def test_the_runtime_has_every_function_that_is_probed(real):
+    """Under the names that are asked for: one misspelt would never be missed."""
+    with ElfFile(str(runtime_of(real))) as elf:
+        names = {
+            one.symbol.encode() for one in cuda.PROBE.uprobes if one.symbol.lstrip("_").startswith("cuda")
+        }
+        defined = elf.defined(names)
+    bare = re.compile(rb"_pt[sd][sz]$")
+    assert {bare.sub(b"", name) for name in names} == {bare.sub(b"", name) for name in defined}
 
 
 def test_other_errors_carry_their_code(watch, shared, scenario):

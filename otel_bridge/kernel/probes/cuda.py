@@ -42,6 +42,8 @@ _FUNCTIONS = {
         "cudaMemcpy",
         "cudaMemcpyAsync",
     ),
+    "cuda_copy_peer": ("cuMemcpyPeer", "cuMemcpyPeerAsync", "cudaMemcpyPeer", "cudaMemcpyPeerAsync"),
+    "cuda_copy_rectangle": ("cudaMemcpy2D", "cudaMemcpy2DAsync"),
 }
 _LAUNCHES = (
     "cuLaunchKernel",
@@ -49,7 +51,9 @@ _LAUNCHES = (
     "cuLaunchCooperativeKernel",
     "cuGraphLaunch",
     "cudaLaunchKernel",
+    "__cudaLaunchKernel",  # what nvcc of CUDA 13 calls
     "cudaLaunchKernelExC",
+    "cudaLaunchCooperativeKernel",
     "cudaGraphLaunch",
 )
 _PER_THREAD = ("", "_ptsz", "_ptds")
