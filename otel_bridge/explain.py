@@ -55,8 +55,13 @@ def problems_of(
 
 def nearest(name: str, allowed: Sequence[str]) -> str:
     """The allowed name that was probably meant, or all of them."""
-    near = difflib.get_close_matches(name, allowed, n=1, cutoff=0.5)
-    return f"{near[0]!r}" if near else "one of " + ", ".join(allowed)
+    near = meant(name, allowed)
+    return repr(near) if near else "one of " + ", ".join(allowed)
+
+
+def meant(name: str, allowed: Sequence[str]) -> str:
+    """The allowed name that was probably meant; empty: none is like it."""
+    return next(iter(difflib.get_close_matches(name, allowed, n=1, cutoff=0.5)), "")
 
 
 def shown(value: Any) -> str:

@@ -8,6 +8,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from demo.bars import Stretch
 from demo.checks import Check
 from otel_bridge import catalog
 
@@ -75,32 +76,19 @@ def _timeline(span: RecordedSpan) -> Table:
     table.add_column("", no_wrap=True)
     table.add_column("what", no_wrap=True)
     table.add_column("told by the kernel", overflow="fold")
-    table.add_row("0 ms", _bar(span, span.start_ns, span.start_ns), "request begins", "")
+    whole = Stretch(span.start_ns, span.end_ns, BAR_WIDTH)
+    table.add_row("0 ms", whole.bar(span.start_ns, span.start_ns, "red"), "request begins", "")
     for event in sorted(span.events, key=lambda event: event.time_ns):
         began = event.time_ns - _duration(event)
         table.add_row(
             milliseconds(event.time_ns - span.start_ns),
-            _bar(span, began, event.time_ns),
+            whole.bar(began, event.time_ns, "red"),
             Text(event.name, "red" if event.name in (RETRANSMIT, WAIT) else ""),
             Text(_told(event)),
         )
-    table.add_row(
-        milliseconds(span.duration_ns), _bar(span, span.end_ns, span.end_ns), "answer is read, span ends", ""
-    )
+    end = whole.bar(span.end_ns, span.end_ns, "red")
+    table.add_row(milliseconds(span.duration_ns), end, "answer is read, span ends", "")
     return table
-
-
-def _bar(span: RecordedSpan, began: int, ended: int) -> Text:
-    """Where in the span's time it lies."""
-
-    def column(moment: int) -> int:
-        return round((moment - span.start_ns) / max(span.duration_ns, 1) * (BAR_WIDTH - 1))
-
-    first, last = (min(max(column(moment), 0), BAR_WIDTH - 1) for moment in (began, ended))
-    marks = "━" * (last - first) + "●" if last > first else "●"
-    return Text.assemble(
-        ("·" * first, "dim"), (marks, "red"), ("·" * (BAR_WIDTH - first - len(marks)), "dim")
-    )
 
 
 def _told(event: RecordedEvent) -> str:

@@ -10,6 +10,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from demo.bars import Stretch
 from demo.checks import Check
 from demo.trip.control import GATE, TARGET
 from demo.trip.run import CLIENTS
@@ -45,13 +46,12 @@ def trip(console: Console, story: Story) -> None:
     table.add_column("part", no_wrap=True)
     table.add_column("what", overflow="fold")
     found = moments(story)
-    last = max(moment.time for moment in found)
+    whole = Stretch(story.began, max(moment.time for moment in found), BAR_WIDTH)
     for moment in found:
         colour = _COLOURS.get(moment.what, "red" if "refused" in moment.what else "bold")
-        at = round((moment.time - story.began) / max(last - story.began, 1) * (BAR_WIDTH - 1))
         table.add_row(
             f"{(moment.time - story.began) / 1e9:.3f} s",
-            Text.assemble(("·" * at, "dim"), ("●", colour), ("·" * (BAR_WIDTH - 1 - at), "dim")),
+            whole.bar(moment.time, moment.time, colour),
             moment.part,
             Text.assemble((moment.what, colour), f": {moment.told}" if moment.told else ""),
         )

@@ -10,7 +10,7 @@ import yaml
 from pydantic import ValidationError
 
 from otel_bridge.errors import ConfigError, ConfigProblem
-from otel_bridge.explain import line_hint, lines_of, nearest, problems_of
+from otel_bridge.explain import line_hint, lines_of, meant, problems_of
 from otel_bridge.rules.check import check_references, check_rule
 from otel_bridge.rules.language import RuleSet
 from otel_bridge.rules.vocabulary import Vocabulary
@@ -179,9 +179,18 @@ def _yaml_line(error: yaml.YAMLError) -> str:
 def _check_left_out(documents: list[_Document], patterns: Sequence[str]) -> Iterator[ConfigProblem]:
     names = [rule.name for document in documents if document.shipped for rule in document.rules.rules]
     for index, pattern in enumerate(patterns):
-        if not any(fnmatchcase(name, pattern) for name in names):
-            expected = nearest(pattern, names) if names else "nothing: no shipped rule is evaluated"
-            yield ConfigProblem(f"rules.exclude.{index}", f"{pattern!r}, which is no shipped rule", expected)
+        if any(fnmatchcase(name, pattern) for name in names):
+            continue
+        path = f"rules.exclude.{index}"
+        if not names:
+            found, expected = f"{pattern!r}, and no shipped rules", "an empty list, or `rules.shipped: true`"
+            yield ConfigProblem(path, found, expected)
+            continue
+        near = meant(pattern, names)
+        expected = "the name of a shipped rule, or a pattern like Kv*"
+        hint = f"did you mean {near!r}? " if near else ""
+        hint += "`otel-bridge rules explain` lists them all"
+        yield ConfigProblem(path, repr(pattern), expected, hint)
 
 
 def _rules(document: _Document) -> Iterator[LoadedRule]:

@@ -122,14 +122,35 @@ def test_shipped_rules_are_left_out_by_name(tmp_path):
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({"exclude": ["OomKil"]}, "expected 'OomKill'"),
-        ({"exclude": ["OomKill"], "shipped": False}, "no shipped rule is evaluated"),
+        (
+            {"exclude": ["Kv*", "OomKil"]},
+            (
+                "rules.exclude.1: found 'OomKil'; expected the name of a shipped rule, or a pattern like Kv*; "
+                "did you mean 'OomKill'? `otel-bridge rules explain` lists them all"
+            ),
+        ),
+        (
+            {"exclude": ["zzz*"]},
+            (
+                "rules.exclude.0: found 'zzz*'; expected the name of a shipped rule, or a pattern like Kv*; "
+                "`otel-bridge rules explain` lists them all"
+            ),
+        ),
+        (
+            {"exclude": ["OomKill"], "shipped": False},
+            (
+                "rules.exclude.0: found 'OomKill', and no shipped rules; expected an empty list, or "
+                "`rules.shipped: true`"
+            ),
+        ),
     ],
+    ids=["misspelt", "of none", "without shipped rules"],
 )
 def test_what_cannot_be_left_out_is_told(config, said):
     """A name that is misspelt would leave a rule on that its user thinks is off."""
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError) as raised:
         loaded(**config)
+    assert [str(problem) for problem in raised.value.problems] == [said]
 
 
 def test_an_installation_without_its_rules_says_so(monkeypatch, tmp_path):
