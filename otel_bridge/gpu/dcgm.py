@@ -13,12 +13,15 @@ import structlog
 from prometheus_client.parser import text_string_to_metric_families
 
 from otel_bridge import catalog
+from otel_bridge.errors import StartError
 from otel_bridge.gpu.absent import BLANK
 from otel_bridge.gpu.device import throttling
 from otel_bridge.readings import Reading
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from prometheus_client.metrics_core import Metric as Family
 
     from otel_bridge.catalog import Metric
     from otel_bridge.contracts import Clock
@@ -96,7 +99,7 @@ def read_scrape(text: str, moment: int, absences: Absences) -> Scrape:
     """
     out = Scrape()
     memory: dict[str, dict[str, float]] = defaultdict(dict)
-    for family in text_string_to_metric_families(text):
+    for family in _families(text):
         for sample in family.samples:
             uuid = _uuid(sample.labels)
             name = sample.name if sample.name in NAMES else sample.name.removesuffix("_total")
@@ -117,6 +120,13 @@ def read_scrape(text: str, moment: int, absences: Absences) -> Scrape:
     for uuid, parts in memory.items():
         out.readings[uuid] += _memory(uuid, parts, moment)
     return out
+
+
+def _families(text: str) -> list[Family]:
+    try:
+        return list(text_string_to_metric_families(text))
+    except (ValueError, IndexError) as error:  # the parser runs off the end of some texts
+        raise ValueError(f"not in Prometheus's text format: {error}") from error
 
 
 def _throttled(uuid: str, reasons: int, moment: int) -> Iterator[Reading]:
@@ -162,8 +172,23 @@ class DcgmScraper:
         self._failure = ""
         self._task: asyncio.Task[None] | None = None
 
-    async def start(self) -> None:
-        """Begin; an exporter that does not answer is asked again and again."""
+    async def start(self, *, required: bool) -> None:
+        """Begin; an exporter that does not answer is asked again and again.
+
+        Args:
+            required: the first time it must answer.
+
+        Raises:
+            StartError: it does not.
+        """
+        if required:
+            async with self._session() as session:
+                await self._scrape(session)
+            if self._failure:
+                raise StartError(
+                    f"{self._config.endpoint}: {self._failure}; gpu.mode: required needs a dcgm-exporter there: "
+                    "start it, set gpu.dcgm.endpoint, or gpu.mode to auto"
+                )
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
@@ -173,9 +198,12 @@ class DcgmScraper:
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
 
-    async def _run(self) -> None:
+    def _session(self) -> aiohttp.ClientSession:
         timeout = aiohttp.ClientTimeout(total=self._config.timeout)
-        async with aiohttp.ClientSession(timeout=timeout, raise_for_status=True) as session:
+        return aiohttp.ClientSession(timeout=timeout, raise_for_status=True)
+
+    async def _run(self) -> None:
+        async with self._session() as session:
             while True:
                 await self._scrape(session)
                 await self._clock.sleep(self._config.interval)

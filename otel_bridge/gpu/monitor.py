@@ -82,10 +82,10 @@ class GpuMonitor:
         """Begin.
 
         Raises:
-            StartError: with `mode: required`, there is no driver that answers.
+            StartError: with `mode: required`, there is no driver, or exporter, that answers.
         """
         if self._scraper is not None:
-            await self._scraper.start()
+            await self._scraper.start(required=self._config.mode == "required")
         if self._sampler is None:
             return
         try:

@@ -25,7 +25,7 @@ SECOND = 1_000_000_000
 @pytest.fixture
 def library(tmp_path, monkeypatch):
     """NVML's stand-in with one card at 96 %, used by this process."""
-    card = (gpu("GPU-a", memory="constant 78643"), "utilization constant 91")
+    card = (gpu("GPU-a", memory="constant 78643"), "utilization constant 91", "occupancy constant 60")
     scenario = Scenario(tmp_path / "scenario")
     scenario.play(*card, f"process {os.getpid()} 70000")
     monkeypatch.setenv(SCENARIO, str(scenario.path))

@@ -8,6 +8,7 @@ import pytest
 from aiohttp import web
 
 from otel_bridge import catalog
+from otel_bridge.errors import StartError
 from otel_bridge.gpu.absent import Absences
 from otel_bridge.gpu.assess import Assessor
 from otel_bridge.gpu.config import GpuConfig
@@ -192,6 +193,24 @@ async def test_memory_that_turns_blank_has_no_level(exporter):
         await until(lambda: one.shown(catalog.GPU_PRESSURE_LEVEL) is None)
         assert one.shown(catalog.GPU_UP) == 1
         assert one.shown(catalog.GPU_UTILIZATION_RATIO) == pytest.approx(0.91)
+
+
+async def test_an_exporter_that_is_required_must_answer_at_the_start(exporter):
+    """One that is not is asked again and again."""
+    config = {"source": "dcgm", "mode": "required", "dcgm": {"endpoint": exporter["endpoint"]}}
+
+    def monitor(**settings):
+        made = GpuConfig.model_validate({**config, **settings})
+        return GpuMonitor(made, Telemetry(), SteppedClock(), alignment=Alignment())
+
+    exporter["status"] = 503
+    with pytest.raises(StartError, match=r"503.*gpu\.dcgm\.endpoint"):
+        await monitor().start()
+    for settings, status in (({"mode": "auto"}, 503), ({}, 200)):
+        exporter["status"] = status
+        one = monitor(**settings)
+        await one.start()
+        await one.stop(1.0)
 
 
 async def test_an_exporter_is_scraped_and_its_silence_is_a_loss(exporter):
