@@ -1,7 +1,8 @@
 """Memory of a process that serves: what is freed is kept, and cycles are looked for seldom.
 
-The C library's allocator is told to keep what is freed instead of returning it to the system at once. A request of 500 KB is copied some times on its way and freed again. glibc gives such pieces back to the
-kernel and asks for them anew with the next request, and the kernel clears each page anew: measured with
+The C library's allocator is told to keep what is freed instead of returning it to the system at once. A
+request of 500 KB is copied some times on its way and freed again. glibc gives such pieces back to the kernel
+and asks for them anew with the next request, and the kernel clears each page anew: measured with
 `tests/bench/micro_receiver.py`, a third of the CPU of an HTTP request and a seventh of a gRPC one.
 """
 

@@ -29,6 +29,19 @@ _MOST_NAMES = 20_000
 _SERVER_ERROR = 500
 
 
+class CallingSpans:
+    """Which spans tell of calls: those of the configured kinds that were not rejected."""
+
+    def __init__(self, config: SpansConfig) -> None:
+        self._kinds = np.zeros(256, np.bool_)
+        self._kinds[[SpanKind[kind.upper()] for kind in config.kinds]] = True
+
+    def among(self, spans: NDArray[np.void]) -> NDArray[np.bool_]:
+        """A mask of spans (batch.SPAN records)."""
+        mask: NDArray[np.bool_] = self._kinds[spans["kind"]] & (spans["reject"] == 0)
+        return mask
+
+
 class CallTap:
     """A step of the data path (contracts.TraceProcessor) that reads, and changes nothing.
 
@@ -47,8 +60,7 @@ class CallTap:
         self._strategies = strategies
         self._fields = [_Field(targets.field(name), columns) for name in targets.key]
         self._statuses = [columns.want(key) for key in (catalog.HTTP_STATUS.key, "http.status_code")]
-        self._kinds = np.zeros(256, np.bool_)
-        self._kinds[[SpanKind[kind.upper()] for kind in config.kinds]] = True
+        self._calling = CallingSpans(config)
         self._ignored = config.ignored_statuses
         self._cells = Cells(width=1)
         self._keys: list[str] = []
@@ -57,7 +69,7 @@ class CallTap:
         """Tell of the calls in one batch."""
         event = time.monotonic_ns()
         spans = batch.spans
-        rows = np.flatnonzero(self._kinds[spans["kind"]] & (spans["reject"] == 0))
+        rows = np.flatnonzero(self._calling.among(spans))
         if not len(rows):
             return
         rows = _outermost(spans, rows)

@@ -161,6 +161,18 @@ async def test_what_only_the_bridge_knows_is_asked_of_it():
         await world.counted("limited", 1)
 
 
+async def test_what_a_breaker_refuses_is_not_handed_on_for_its_limits():
+    """The bridge cannot be reached here: what is held to a limit needs it, what is refused anyway does not."""
+    async with asked(limits={"rules": {"all": {"by": ["service"], "amount": 2, "per": "1h"}}}) as world:
+        world.operate("llama", machine.open_for, 60.0, "drill")
+        (world.control.http._directory / "s").unlink()
+        status, headers, _ = await world.ask("/v1/nginx?service=llama")
+        assert status == 403
+        assert "X-Otel-Bridge-Limit" not in headers
+        assert (await world.ask("/v1/nginx?service=qwen"))[0] == 503
+        await world.counted("refused", 1)
+
+
 async def test_tokens_are_asked_for_at_its_door():
     """And not at the bridge's own, which nobody else reaches."""
     async with asked(http={"auth": {"bearer_tokens": ["right"]}}) as world:

@@ -111,8 +111,10 @@ class CopyDecider(Decider):
 
     def decide_here(self, key: str, trace: str, claim: Claim | None = None) -> Decision | None:
         """None: the bridge must be asked, for a permit or about a limit."""
-        if claim is not None:
-            return None
         copies = self._copies
         copies.refresh()
-        return None if copies.ask else super().decide_here(key, trace)
+        if copies.ask:
+            return None
+        decision = super().decide_here(key, trace)
+        # What a breaker refuses takes nothing from limits, so they need not be asked.
+        return decision if claim is None or decision is None or not decision.allow else None

@@ -15,7 +15,7 @@ import structlog
 from otel_bridge import catalog
 from otel_bridge.control.gate.attachment import ALLOCATIONS, KILLS, Attachment, sweep
 from otel_bridge.control.gate.gate import COUNTED, KernelGate
-from otel_bridge.control.gate.namespaces import find, libraries
+from otel_bridge.control.gate.namespaces import Processes, find, libraries
 from otel_bridge.errors import BridgeError
 from otel_bridge.libbpf.library import Library
 
@@ -126,8 +126,9 @@ class Keeper:
     def _scan(self) -> None:
         wanted: dict[int, Namespace] = {}
         by_gate: dict[str, Found] = {}
+        processes = Processes()
         for gate in self.gates:
-            found = by_gate[gate.name] = find(gate.config)
+            found = by_gate[gate.name] = find(gate.config, processes)
             wanted |= found.namespaces
         with self._changing:
             for inode in self._attached.keys() - wanted.keys():
@@ -136,9 +137,9 @@ class Keeper:
                 sweep(self._library, self._config.pins)
             for gate in self.gates:
                 self._follow(gate, by_gate[gate.name])
-        self._watch_allocations()
+        self._watch_allocations(processes)
 
-    def _watch_allocations(self) -> None:
+    def _watch_allocations(self, processes: Processes) -> None:
         """Find the libraries whose allocations are counted; what is new there is looked for less often."""
         for gate in self.gates:
             kills = gate.config.kills
@@ -148,7 +149,7 @@ class Keeper:
                 now = self._clock.monotonic()
                 if now < self._look_again.get((gate.name, inode), 0.0):
                     continue
-                found = libraries(inode, kills.allocations.library)
+                found = libraries(inode, kills.allocations.library, processes)
                 if found:
                     self._look_again[gate.name, inode] = now + _LIBRARIES_PACE
                 try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from otel_bridge.mounts import PROC, mounts
@@ -19,6 +20,8 @@ _LISTENING = "0A"
 _PATH = 5
 """The field of /proc/<pid>/maps that names the file."""
 _DELETED = " (deleted)"
+_NO_FILE = "0"
+"""The inode of what no file was mapped for, such as a stack."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,20 +62,80 @@ class Found:
         return nothing
 
 
-def find(config: GateConfig, proc: Path = PROC) -> Found:
+class Processes:
+    """One look at the processes of a machine: whatever is asked, and by how many, each is read once.
+
+    Args:
+        proc: where procfs is mounted.
+    """
+
+    def __init__(self, proc: Path = PROC) -> None:
+        self.proc = proc
+        self._namespaces: dict[int, int | OSError] = {}
+        self._names: dict[int, tuple[str, ...]] = {}
+        self._listening: dict[int, frozenset[int]] = {}
+        self._files: dict[int, list[tuple[str, str]]] = {}
+
+    @cached_property
+    def pids(self) -> list[int]:
+        """All of them, ascending."""
+        return sorted(int(entry.name) for entry in self.proc.iterdir() if entry.name.isdecimal())
+
+    def namespace(self, pid: int) -> int:
+        """The inode of a process's network namespace; raises OSError."""
+        found = self._namespaces.get(pid)
+        if found is None:
+            try:
+                found = inode_of(self.proc / str(pid) / "ns" / "net")
+            except OSError as error:
+                found = error
+            self._namespaces[pid] = found
+        if isinstance(found, OSError):
+            raise found
+        return found
+
+    def names(self, pid: int) -> tuple[str, ...]:
+        """A process's name and its command line; none where it is the kernel's own. Raises OSError."""
+        if pid not in self._names:
+            process = self.proc / str(pid)
+            command = (process / "cmdline").read_bytes().rstrip(b"\0").replace(b"\0", b" ")
+            # Without: a kernel thread, or one that has ended.
+            texts = ((process / "comm").read_bytes().rstrip(b"\n"), command) if command else ()
+            self._names[pid] = tuple(text.decode(errors="replace") for text in texts)
+        return self._names[pid]
+
+    def listening(self, pid: int) -> frozenset[int]:
+        """The ports that somebody listens on in a process's namespace; raises OSError."""
+        inode = self.namespace(pid)
+        if inode not in self._listening:
+            net = self.proc / str(pid) / "net"
+            self._listening[inode] = frozenset(
+                port for table in ("tcp", "tcp6") for port in _ports(net / table)
+            )
+        return self._listening[inode]
+
+    def files(self, pid: int) -> list[tuple[str, str]]:
+        """What a process has mapped that can be opened: device and inode, and the path. Raises OSError."""
+        if pid not in self._files:
+            self._files[pid] = list(dict.fromkeys(_mapped(self.proc / str(pid) / "maps")))
+        return self._files[pid]
+
+
+def find(config: GateConfig, processes: Processes) -> Found:
     """Look for a service; processes that end meanwhile are left out."""
     found = Found()
     if config.namespace is not None:
         with suppress(OSError):
-            inode = _inode(config.namespace)
+            inode = inode_of(config.namespace)
             found.namespaces[inode] = Namespace(inode, config.namespace)
         return found
-    for pid in _candidates(config, proc):
-        path = proc / str(pid) / "ns" / "net"
+    proc = processes.proc
+    for pid in processes.pids if config.pid is None else [config.pid]:
         try:
-            inode = _inode(path)
-            if inode in found.namespaces or not _wanted(config, proc, pid):
+            inode = processes.namespace(pid)
+            if inode in found.namespaces or not _wanted(config, processes, pid):
                 continue
+            path = proc / str(pid) / "ns" / "net"
             found.namespaces[inode] = Namespace(inode, path, cgroup_of(pid, proc))
         except PermissionError:
             found.hidden += 1
@@ -81,35 +144,17 @@ def find(config: GateConfig, proc: Path = PROC) -> Found:
     return found
 
 
-def _inode(path: Path) -> int:
+def inode_of(path: Path) -> int:
+    """What tells a namespace apart; raises OSError."""
     return path.stat().st_ino
 
 
-def _candidates(config: GateConfig, proc: Path) -> list[int]:
-    if config.pid is not None:
-        return [config.pid]
-    return sorted(int(entry.name) for entry in proc.iterdir() if entry.name.isdecimal())
-
-
-def _wanted(config: GateConfig, proc: Path, pid: int) -> bool:
+def _wanted(config: GateConfig, processes: Processes, pid: int) -> bool:
     if config.pid is not None:
         return True
     if config.process is not None:
-        return _is_called(config.process, proc / str(pid))
-    return not _listening(proc / str(pid)).isdisjoint(config.ports)
-
-
-def _is_called(pattern: str, process: Path) -> bool:
-    command = (process / "cmdline").read_bytes().rstrip(b"\0").replace(b"\0", b" ")
-    if not command:  # a kernel thread, or one that has ended
-        return False
-    name = (process / "comm").read_bytes().rstrip(b"\n")
-    return any(fnmatchcase(text.decode(errors="replace"), pattern) for text in (name, command))
-
-
-def _listening(process: Path) -> set[int]:
-    """The ports that somebody listens on in a process's namespace."""
-    return {port for table in ("tcp", "tcp6") for port in _ports(process / "net" / table)}
+        return any(fnmatchcase(text, config.process) for text in processes.names(pid))
+    return not processes.listening(pid).isdisjoint(config.ports)
 
 
 def _ports(table: Path) -> Iterator[int]:
@@ -123,27 +168,29 @@ def _ports(table: Path) -> Iterator[int]:
             yield int(local.rpartition(":")[2], 16)
 
 
-def libraries(inode: int, pattern: str, proc: Path = PROC) -> dict[str, Path]:
+def libraries(inode: int, pattern: str, processes: Processes) -> dict[str, Path]:
     """Files of a name that processes of a namespace have mapped: by device and inode, a path to each."""
     found: dict[str, Path] = {}
-    for process in sorted(proc.iterdir()):
-        if not process.name.isdecimal():
-            continue
+    for pid in processes.pids:
+        root = processes.proc / str(pid) / "root"
         try:
-            if _inode(process / "ns" / "net") == inode:
-                found |= {mark: process / "root" / path for mark, path in _mapped(process, pattern)}
+            if processes.namespace(pid) != inode:
+                continue
+            for mark, path in processes.files(pid):
+                if fnmatchcase(path.rpartition("/")[2], pattern):
+                    found[mark] = root / path
         except OSError:  # it has ended, or may not be looked at
             continue
     return found
 
 
-def _mapped(process: Path, pattern: str) -> Iterator[tuple[str, str]]:
-    for line in (process / "maps").read_text(errors="surrogateescape").splitlines():
+def _mapped(maps: Path) -> Iterator[tuple[str, str]]:
+    for line in maps.read_text(errors="surrogateescape").splitlines():
         fields = line.split(None, 5)
         if len(fields) <= _PATH:
             continue
         _, _, _, device, inode, path = fields
-        if fnmatchcase(path.rpartition("/")[2], pattern) and not path.endswith(_DELETED):
+        if inode != _NO_FILE and not path.endswith(_DELETED):
             yield f"{device} {inode}", path.lstrip("/")
 
 

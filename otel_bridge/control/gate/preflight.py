@@ -7,7 +7,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from otel_bridge.control.gate.attachment import ALLOCATIONS, INGRESS, KILLS, LOOKUP
-from otel_bridge.control.gate.namespaces import find
+from otel_bridge.control.gate.namespaces import Processes, find
 from otel_bridge.findings import Finding, Verdict
 from otel_bridge.libbpf import BUILD_COMMAND, OBJECTS
 from otel_bridge.libbpf.core_object import Object
@@ -38,6 +38,7 @@ _CAPABILITIES = "run as root, or in the systemd unit: AmbientCapabilities=CAP_BP
 def look(config: ActionsConfig) -> tuple[Finding, ...]:
     """One finding for each program, loaded in earnest and thrown away, and one for each gate."""
     gates = config.gates.values()
+    processes = Processes()
     wanted = {
         LOOKUP: any(gate.mechanism != "cgroup" for gate in gates),
         INGRESS: any(gate.mechanism == "cgroup" for gate in gates),
@@ -47,7 +48,7 @@ def look(config: ActionsConfig) -> tuple[Finding, ...]:
     return (
         *(_program(name, wanted) for name in wanted),
         _pins(config),
-        *(_gate(name, gate) for name, gate in config.gates.items()),
+        *(_gate(name, gate, processes) for name, gate in config.gates.items()),
     )
 
 
@@ -90,9 +91,9 @@ def _pins(config: ActionsConfig) -> Finding:
     )
 
 
-def _gate(name: str, config: GateConfig) -> Finding:
+def _gate(name: str, config: GateConfig, processes: Processes) -> Finding:
     purpose = f"gate {name} for {', '.join(config.targets)}"
-    found = find(config)
+    found = find(config, processes)
     if found.missing:
         return Finding(
             f"gate {name}",

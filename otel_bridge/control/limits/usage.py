@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from otel_bridge.model import SpanKind
+from otel_bridge.control.calls import CallingSpans
 
 if TYPE_CHECKING:
     from otel_bridge.batch import Batch, PlanBuilder
@@ -24,18 +24,16 @@ class UsageTap:
     def __init__(self, config: SpansConfig, columns: PlanBuilder, limiter: Limiter) -> None:
         self._limiter = limiter
         self._slots = [columns.want(key) for key in _TOKENS]
-        self._kinds = np.zeros(256, np.bool_)
-        self._kinds[[SpanKind[kind.upper()] for kind in config.kinds]] = True
+        self._calling = CallingSpans(config)
 
     def process(self, batch: Batch) -> None:
         """Settle the requests whose spans tell their tokens."""
         if not any(batch.resolved_has(slot) for slot in self._slots):
             return
         spans = batch.spans
-        taken = self._kinds[spans["kind"]] & (spans["reject"] == 0)
         found = [batch.resolved_numbers(slot) for slot in self._slots]
         told = np.logical_or(*(~np.isnan(numbers) for numbers in found))
-        rows = np.flatnonzero(taken & told)
+        rows = np.flatnonzero(self._calling.among(spans) & told)
         used = np.nansum([numbers[rows] for numbers in found], axis=0)
         for row, tokens in zip(rows.tolist(), used.tolist(), strict=True):
             span = spans[row]

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -26,25 +25,14 @@ from tests.bench import figures
 from tests.bench.breaker import goodput, trips
 from tests.bench.breaker.children import BenchError
 from tests.bench.breaker.world import World
+from tests.bench.namespace import enter_network_namespace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tests.bench.breaker.goodput import Counts
 
-INSIDE = "OTEL_BRIDGE_BENCH_NAMESPACE"
 OPEN_TIME = 0.5
-
-
-def enter_namespace() -> None:
-    """Go on in a network namespace of our own."""
-    if os.geteuid() != 0:
-        sys.exit("bench-breaker shuts gates in the kernel, which takes root: sudo make bench-breaker")
-    if os.environ.get(INSIDE):
-        subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
-        return
-    command = [sys.executable, "-m", "tests.bench.breaker", *sys.argv[1:]]
-    os.execvpe("unshare", ["unshare", "--net", *command], {**os.environ, INSIDE: "1"})
 
 
 def show_trips(console: Console, found: trips.Trips) -> None:
@@ -102,7 +90,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0, help="of each such round (default 10)")
     parser.add_argument("--no-results", action="store_true", help="leave results.json as it is")
     options = parser.parse_args()
-    enter_namespace()
+    if os.geteuid() != 0:
+        sys.exit("bench-breaker shuts gates in the kernel, which takes root: sudo make bench-breaker")
+    enter_network_namespace()
     console = Console()
     measured: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as directory, Progress(console=console) as progress:

@@ -5,7 +5,6 @@ Times are CLOCK_MONOTONIC's nanoseconds, which are the same for all processes of
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import subprocess
@@ -20,9 +19,6 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[3]
 PATIENCE = 60.0
-INSTRUMENT, CLIENTS = 20, 10
-"""Priorities: who measures goes before the clients, and these before the engine, whose core they share."""
-_PR_SET_TIMERSLACK = 29
 
 
 class BenchError(Exception):
@@ -39,12 +35,6 @@ def say(**words: Any) -> None:
     """A line for the process that started this one."""
     sys.stdout.write(json.dumps(words) + "\n")
     sys.stdout.flush()
-
-
-def go_first(priority: int) -> None:
-    """Do and measure things when they are due, and not when the scheduler gets to this process."""
-    os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(priority))
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
 
 
 class Log:

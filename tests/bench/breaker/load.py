@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from tests.bench.breaker.children import CLIENTS, go_first, say
+from tests.bench.breaker.children import say
+from tests.bench.scheduling import CLIENTS, go_first
 
 TOKENS = 24
 """Of each answer: the end of a text is never chosen, so that all requests are alike."""

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from tests.bench import figures
 from tests.bench.join import exactness, machine, overhead, rate, report
+from tests.bench.namespace import enter_network_namespace
 
 _FLOOD = 5.0
 """Seconds of events whose spans never come."""
@@ -42,7 +43,7 @@ def main() -> None:
     if lacking:
         console.print(f"not run: {lacking}")
         return
-    machine.enter_network_namespace()
+    enter_network_namespace(machine.MTU)
     found: dict[str, float] = {}
     passed = True
     if not options.parts or "exactness" in options.parts:

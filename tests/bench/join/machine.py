@@ -1,8 +1,7 @@
-"""The means: a network namespace that loses packets, processes that hog CPUs, the kernel's own trace."""
+"""The means: a network that loses packets, processes that hog CPUs, the kernel's own trace."""
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import shutil
@@ -19,8 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 TRACING = Path("/sys/kernel/tracing")
-_CLONE_NEWNET = 0x40000000
-_MTU = 1500
+MTU = 1500
 """Of the loopback device: with its own 64 KiB an upload would be a packet or two."""
 
 
@@ -38,21 +36,6 @@ def lacking() -> str:
     except MissingControllerError as error:
         return str(error)
     return ""
-
-
-def enter_network_namespace() -> None:
-    """Move this process, and those it starts from now on, to a network of their own; it ends with them.
-
-    Call before there are other threads: they would stay outside.
-
-    Raises:
-        OSError: not allowed.
-    """
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.unshare(_CLONE_NEWNET):
-        number = ctypes.get_errno()
-        raise OSError(number, f"unshare(CLONE_NEWNET): {os.strerror(number)}")
-    subprocess.run(["ip", "link", "set", "lo", "mtu", str(_MTU), "up"], check=True)
 
 
 def lose_packets(port: int, per_mille: int) -> None:

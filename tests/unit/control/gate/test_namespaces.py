@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from pathlib import Path
+
 import pytest
 
 from otel_bridge.control.gate.config import GateConfig
-from otel_bridge.control.gate.namespaces import cgroup_of, find, libraries
+from otel_bridge.control.gate.namespaces import Processes, cgroup_of, find, libraries
 
 HEADER = "  sl  local_address rem_address   st tx_queue rx_queue\n"
+
+
+def gate(**config):
+    """A gate's configuration."""
+    return GateConfig.model_validate({"targets": ["*"]} | config)
 
 
 class Proc:
@@ -38,9 +46,13 @@ class Proc:
         (process / "cgroup").write_text(cgroup)
         return place.stat().st_ino
 
+    def look(self):
+        """As they are now."""
+        return Processes(self.root)
+
     def find(self, **config):
         """The inodes of a service's namespaces."""
-        return set(find(GateConfig.model_validate({"targets": ["*"]} | config), self.root).namespaces)
+        return set(find(gate(**config), self.look()).namespaces)
 
 
 @pytest.fixture
@@ -87,15 +99,17 @@ def test_by_port(proc):
 def test_processes_that_may_not_be_looked_at_are_told(proc, monkeypatch):
     """Which may be the reason that nothing is found."""
     proc.add(10, "first", command=("llama-server",))
-    config = GateConfig.model_validate({"targets": ["*"], "process": "llama-server"})
-    assert find(config, proc.root).missing == ""
-    assert "nothing runs that fits" in find(config.model_copy(update={"process": "x"}), proc.root).missing
+    config = gate(process="llama-server")
+    assert find(config, proc.look()).missing == ""
+    assert "nothing runs that fits" in find(config.model_copy(update={"process": "x"}), proc.look()).missing
 
     def refuse(_path):
         raise PermissionError
 
-    monkeypatch.setattr("otel_bridge.control.gate.namespaces._inode", refuse)
-    assert "1 processes could not be looked at: that takes CAP_SYS_PTRACE" in find(config, proc.root).missing
+    monkeypatch.setattr("otel_bridge.control.gate.namespaces.inode_of", refuse)
+    assert (
+        "1 processes could not be looked at: that takes CAP_SYS_PTRACE" in find(config, proc.look()).missing
+    )
 
 
 def test_the_control_group(proc):
@@ -122,8 +136,35 @@ def test_libraries_of_a_namespace(proc):
     for pid in (10, 11):
         (proc.root / str(pid) / "maps").write_text(lines)
     (proc.root / "12" / "maps").write_text(lines.replace("08:01", "08:02"))
-    found = libraries(inode, "libcuda.so*", proc.root)
+    found = libraries(inode, "libcuda.so*", proc.look())
     assert set(found) == {"08:01 42", "08:01 43"}
     assert str(found["08:01 43"]).endswith("/root/opt/my libs/libcuda.so.1")
-    assert libraries(inode, "libnccl.so*", proc.root) == {}
-    assert libraries(1, "libcuda.so*", proc.root) == {}
+    assert libraries(inode, "libnccl.so*", proc.look()) == {}
+    assert libraries(1, "libcuda.so*", proc.look()) == {}
+
+
+def test_each_process_is_read_once_for_all_gates(proc, monkeypatch):
+    """And the ports of a namespace once for all processes in it; those that may not be looked at, too."""
+    for pid in range(10, 17):
+        proc.add(pid, f"n{pid % 3}", command=("llama-server",))
+        (proc.root / str(pid) / "maps").write_text("7f00-7f10 r--p 0 08:01 42 /usr/lib/libcuda.so.1\n")
+    (proc.root / "16" / "ns" / "net").unlink()
+    read: Counter[str] = Counter()
+    for name in ("stat", "read_bytes", "read_text", "iterdir"):
+        real = getattr(Path, name)
+
+        def counting(path, *args, r=real, **options):
+            read[str(path)] += 1
+            return r(path, *args, **options)
+
+        monkeypatch.setattr(Path, name, counting)
+    look = proc.look()
+    for number in range(5):
+        assert not find(gate(process=f"nobody{number}"), look).namespaces
+        assert not find(gate(ports=[number + 1]), look).namespaces
+        for inode in {look.namespace(pid) for pid in range(10, 16)}:
+            assert set(libraries(inode, "libcuda*", look)) == {"08:01 42"}
+            assert libraries(inode, "libnccl*", look) == {}
+    assert set(read.values()) == {1}
+    assert sum(path.endswith("net/tcp") for path in read) == 3
+    assert sum(path.endswith("maps") for path in read) == 6
