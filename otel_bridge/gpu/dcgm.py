@@ -186,7 +186,7 @@ class DcgmScraper:
                 await self._scrape(session)
             if self._failure:
                 raise StartError(
-                    f"{self._config.endpoint}: {self._failure}; gpu.mode: required needs a dcgm-exporter there: "
+                    f"{self._config.endpoint}: {self._failure}; gpu.mode: required needs a dcgm-exporter: "
                     "start it, set gpu.dcgm.endpoint, or gpu.mode to auto"
                 )
         self._task = asyncio.create_task(self._run())
