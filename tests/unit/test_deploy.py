@@ -25,6 +25,8 @@ DROP_INS = {
     "gates": {"BPF", "PERFMON", "NET_ADMIN", "SYS_PTRACE", "DAC_READ_SEARCH"},
 }
 """Of the systemd unit; tests/kernel/test_gate_privileges.py tries those of gates."""
+EXPOSURE = {(): 1.3, ("kernel",): 3.0, ("gates",): 2.9, ("kernel", "gates"): 3.4}
+"""What `systemd-analyze security` finds of the unit with these drop-ins; a service without any has 9.6."""
 VARIANTS = tuple(NEEDED)
 OPERATORS = {"PodMonitor", "ServiceMonitor"}
 """Kinds whose schemas are their operators', not Kubernetes's."""
@@ -84,6 +86,35 @@ def test_every_container_has_the_least_it_needs(name):
         assert not context.get("privileged", False)
         assert context.get("runAsNonRoot", pod["securityContext"]["runAsNonRoot"]) is not bool(allowed)
         assert "memory" in container["resources"]["limits"]
+
+
+@variant
+def test_monitors_find_what_is_to_be_scraped(name):
+    """The Prometheus Operator's: each selects by labels that there are, and asks ports of that name."""
+    documents = {(one["kind"], one["metadata"]["name"]): one for one in rendered(name)}
+    (pods,) = [one for (kind, _), one in documents.items() if kind == "PodMonitor"]
+    (services,) = [one for (kind, _), one in documents.items() if kind == "ServiceMonitor"]
+    service = documents["Service", "otel-bridge"]
+    template = documents["DaemonSet", "otel-bridge"]["spec"]["template"]
+    ports = {port["name"] for one in template["spec"]["containers"] for port in one["ports"]}
+    asked = {
+        "pods": (pods["spec"]["podMetricsEndpoints"], pods, template["metadata"]["labels"], ports),
+        "services": (
+            services["spec"]["endpoints"],
+            services,
+            service["metadata"]["labels"],
+            {port["name"] for port in service["spec"]["ports"]},
+        ),
+    }
+    for endpoints, monitor, labels, known in asked.values():
+        assert endpoints
+        assert monitor["spec"]["selector"]["matchLabels"].items() <= labels.items()
+        # A monitor looks in its own namespace; without one it would be the default of whoever applies it.
+        assert monitor["metadata"].get("namespace") == service["metadata"]["namespace"]
+        assert {one["port"] for one in endpoints} <= known
+        assert all(one["interval"] == "15s" for one in endpoints), "rules are built for it"
+    assert service["spec"]["selector"].items() <= template["metadata"]["labels"].items()
+    assert {port["targetPort"] for port in service["spec"]["ports"]} <= ports
 
 
 @variant
@@ -155,30 +186,37 @@ def test_images_are_named_alike():
     assert collectors == {manifest["dist"]["version"]}
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
-@pytest.mark.parametrize(
-    "drop_ins",
-    [(), ("kernel",), ("gates",), ("kernel", "gates")],
-    ids=lambda found: "+".join(found) or "plain",
-)
-def test_the_unit_is_a_good_one(tmp_path, drop_ins):
-    """By systemd's own check, with a program in the place of the bridge, and with the drop-ins."""
-    unit = tmp_path / "otel-bridge.service"
+def analyzed(directory, drop_ins, *command):
+    """What systemd-analyze says of the unit, with a program in the place of the bridge, and with drop-ins."""
+    unit = directory / "otel-bridge.service"
     text = (DEPLOY / "systemd" / "otel-bridge.service").read_text()
     unit.write_text(text.replace("/opt/otel-bridge/bin/otel-bridge", "/bin/true"))
-    folder = tmp_path / "otel-bridge.service.d"
+    folder = directory / "otel-bridge.service.d"
     folder.mkdir()
     for name in drop_ins:
         shutil.copy(DEPLOY / "systemd" / f"otel-bridge-{name}.conf", folder / f"{name}.conf")
-    environment = {**os.environ, "SYSTEMD_UNIT_PATH": f"{tmp_path}:"}
-    done = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", unit],
+    return subprocess.run(
+        [needs_command("systemd-analyze", "systemd"), *command, unit],
         capture_output=True,
         text=True,
         check=False,
-        env=environment,
+        env={**os.environ, "SYSTEMD_UNIT_PATH": f"{directory}:"},
     )
+
+
+@pytest.mark.parametrize("drop_ins", EXPOSURE, ids=lambda found: "+".join(found) or "plain")
+def test_the_unit_is_a_good_one(tmp_path, drop_ins):
+    """By systemd's own check."""
+    done = analyzed(tmp_path, drop_ins, "verify", "--man=no")
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("drop_ins", EXPOSURE, ids=lambda found: "+".join(found) or "plain")
+def test_the_unit_is_exposed_to_little(tmp_path, drop_ins):
+    """By systemd's own reckoning, from 0 to 10: no line of the hardening goes unnoticed."""
+    threshold = f"--threshold={EXPOSURE[drop_ins] * 10:.0f}"
+    done = analyzed(tmp_path, drop_ins, "security", "--offline=true", "--no-pager", threshold)
+    assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.parametrize("name", DROP_INS)
@@ -188,6 +226,50 @@ def test_a_drop_in_names_the_least_capabilities(name):
     for key in ("CapabilityBoundingSet", "AmbientCapabilities"):
         (names,) = re.findall(rf"^{key}=(.*)$", text, re.MULTILINE)
         assert {found.removeprefix("CAP_") for found in names.split()} == DROP_INS[name]
+
+
+def test_the_image_has_two_stages_and_no_tools():
+    """What compiles stays behind; what is left is the environment that was made, and it is not root's."""
+    text = (DEPLOY / "container" / "Containerfile").read_text().replace("\\\n", "")
+    steps = [line.split(None, 1) for line in text.splitlines() if line and line[0] not in "# "]
+    stages = [at for at, (word, _) in enumerate(steps) if word == "FROM"]
+    assert len(stages) == 2
+    assert steps[stages[0]][1].endswith(" AS build")
+    last = steps[stages[1] :]
+    copied = [rest for word, rest in last if word == "COPY"]
+    assert copied == ["--from=build /opt/otel-bridge /opt/otel-bridge"]
+    installed = " ".join(rest for word, rest in last if word == "RUN")
+    assert not re.search(r"\b(gcc|clang|llvm|make|cargo\S*|rustc\S*|\S+-dev)\b", installed)
+    (user,) = [rest for word, rest in last if word == "USER"]
+    assert user == "10001:10001"
+    assert {"USER", "ENTRYPOINT"} <= {word for word, _ in last}
+    ignored = (ROOT / ".containerignore").read_text()
+    assert ignored == (ROOT / ".dockerignore").read_text()
+    assert {".git", ".venv", "tests"} <= set(ignored.split())
+
+
+def test_the_compose_files_prometheus_is_a_good_one(tmp_path):
+    """By promtool; where the container has rules, the bundle's are."""
+    promtool = needs_command("promtool", "prometheus")
+    text = (DEPLOY / "compose" / "prometheus.yaml").read_text()
+    rules = ROOT / "alerts" / "generated" / "prometheus"
+    config = tmp_path / "prometheus.yaml"
+    config.write_text(text.replace("/etc/prometheus/rules", str(rules)))
+    done = subprocess.run([promtool, "check", "config", config], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("rules found") == len([*rules.glob("*.yaml")])
+
+
+def test_the_compose_files_bridge_takes_its_environment(monkeypatch):
+    """And Prometheus has the token that its pages ask for."""
+    document = yaml.safe_load((DEPLOY / "compose" / "compose.yaml").read_text())
+    for name, value in document["services"]["bridge"]["environment"].items():
+        monkeypatch.setenv(name, value)
+    metrics = load(ROOT / "collector-config" / "sidecar" / "bridge.yaml").service.telemetry.metrics
+    assert str(metrics.endpoint) == "0.0.0.0:9464"
+    (job,) = yaml.safe_load((DEPLOY / "compose" / "prometheus.yaml").read_text())["scrape_configs"]
+    tokens = [token.get_secret_value() for token in metrics.auth.bearer_tokens]
+    assert tokens == [job["authorization"]["credentials"]]
 
 
 def test_the_compose_file_mounts_what_there_is():

@@ -125,8 +125,8 @@ def test_shipped_rules_are_left_out_by_name(tmp_path):
         (
             {"exclude": ["Kv*", "OomKil"]},
             (
-                "rules.exclude.1: found 'OomKil'; expected the name of a shipped rule, or a pattern like Kv*; "
-                "did you mean 'OomKill'? `otel-bridge rules explain` lists them all"
+                "rules.exclude.1: found 'OomKil'; expected the name of a shipped rule, or a pattern like "
+                "Kv*; did you mean 'OomKill'? `otel-bridge rules explain` lists them all"
             ),
         ),
         (
