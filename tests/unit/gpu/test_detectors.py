@@ -91,6 +91,24 @@ def test_shapes_that_do_not_repeat_are_no_sawtooth(values):
     assert detect_sawtooth(np.arange(310.0), values, SAWTOOTH) is None
 
 
+def test_a_rise_that_noise_hides_is_seldom_one():
+    """Where noise is two fifths of all variance, the mean cycle does not explain enough: a tenth at most."""
+    found = 0
+    for seed in range(60):
+        times, values = tooth(20, 0.5, step=1.0)
+        noise = np.random.default_rng(seed).normal(0, values.std() * np.sqrt(0.4 / 0.6), len(values))
+        found += detect_sawtooth(times, values + noise, SAWTOOTH) is not None
+    assert found <= 6
+
+
+def test_every_cycle_is_like_the_others():
+    """One that is left out among fifteen is enough for none."""
+    times, values = tooth(20, 0.5, step=1.0)
+    assert detect_sawtooth(times, values, SAWTOOTH) is not None
+    values[(times >= 100) & (times < 120)] = 0.55
+    assert detect_sawtooth(times, values, SAWTOOTH) is None
+
+
 def test_small_swings_are_none():
     """Below the configured one."""
     assert detect_sawtooth(*tooth(83, 0.2), SAWTOOTH) is None

@@ -74,6 +74,16 @@ def test_nearly_full_is_the_run_of_readings_above(steps):
         assert pressure.saturated == (began is not None and now - began >= 30 * SECOND)
 
 
+def test_readings_that_stay_away_begin_the_time_anew():
+    """Though nobody says that the GPU is silent: 5 s are none, 5.1 s are."""
+    for gap, saturated in ((5.0, True), (5.1, False)):
+        pressure = Pressure(CONFIG)
+        fill(pressure, *((second, 0.96) for second in range(21)))
+        rest = [(20 + gap + second, 0.96) for second in range(11)]
+        assert fill(pressure, *rest) == saturated
+        assert fill(pressure, *((31 + second, 0.96) for second in range(30)))
+
+
 def test_silence_is_no_pressure():
     """20 s at 96 %, 120 s of nothing, then 96 % again: the time begins anew."""
     pressure = Pressure(CONFIG)

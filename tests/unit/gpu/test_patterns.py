@@ -184,12 +184,15 @@ def test_a_tenant_short_of_host_memory_is_named(card, stalls, activity, expected
     assert card.shown(catalog.GPU_TENANT_PRESSURE) == {(evidence, "llama"): level, ("unconfirmed", "qwen"): 0}
 
 
-def test_of_several_cgroups_of_a_tenant_the_worst_counts(card):
-    """Two pods of one service on one card."""
-    card.process("/kubepods/another")
-    card.hub.usage.learn("", 4002, "llama")
-    card.stalls(f"/kubepods/{LLAMA}", some=0, full=0)
-    card.stalls("/kubepods/another", some=0.5, full=0.2)
+@pytest.mark.parametrize("worst", [f"/kubepods/{LLAMA}", "/kubepods/another", "/kubepods/third"])
+def test_of_several_cgroups_of_a_tenant_the_worst_counts(card, worst):
+    """Three pods of one service on one card."""
+    for pid, cgroup in ((4002, "/kubepods/another"), (4003, "/kubepods/third")):
+        card.process(cgroup)
+        card.hub.usage.learn("", pid, "llama")
+    for cgroup in (f"/kubepods/{LLAMA}", "/kubepods/another", "/kubepods/third"):
+        card.stalls(cgroup, some=0, full=0)
+    card.stalls(worst, some=0.5, full=0.2)
     card.live(22, active=0.2)
     assert card.shown(catalog.GPU_TENANT_PRESSURE) == {("confirmed", "llama"): 2}
 
@@ -249,6 +252,22 @@ def test_memory_that_climbs_to_97_percent_asks_for_eviction_then_a_pause_then_tr
     bench = shipped("GpuMemoryCritical")
     play_on(bench, [r for r in one.sink.readings if r.metric == catalog.GPU_MEMORY_USED_RATIO.name])
     assert [firing.labels for firing in bench.firings if firing.active] == [{"severity": "critical", **GPU}]
+
+
+def test_a_card_that_was_lost_for_a_moment_begins_its_30_seconds_anew(rig):
+    """Nobody knows how full it was meanwhile."""
+    full = gpu("GPU-a", memory="constant 79462")
+    one = rig(full, retry_interval="1s")
+    one.rounds(200, seconds=0.1)
+    one.play("error nvmlDeviceGetMemory * 999", full)
+    one.rounds(1)
+    assert one.shown(catalog.GPU_UP, **GPU) == 0
+    one.play(full)
+    one.rounds(200, seconds=0.1)
+    assert one.shown(catalog.GPU_UP, **GPU) == 1
+    assert one.shown(catalog.GPU_MEMORY_SATURATED, **GPU) == 0
+    one.rounds(150, seconds=0.1)
+    assert one.shown(catalog.GPU_MEMORY_SATURATED, **GPU) == 1
 
 
 def test_the_first_xid_error_of_a_card_fires_its_rule(rig):

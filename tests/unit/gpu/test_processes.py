@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -118,6 +119,22 @@ def test_container_and_pod_are_read_off_the_cgroup(proc, cgroup, container, pod)
     assert found is not None
     assert (found.container, found.pod, found.own_pid, found.began) == (container, pod, 7, 77)
     assert found.ancestors == (300, 20)
+
+
+@pytest.mark.parametrize("name", ["stat", "status", "cgroup"])
+@pytest.mark.parametrize("failure", [FileNotFoundError, ProcessLookupError, PermissionError])
+def test_a_process_that_is_gone_while_it_is_looked_at_is_none(proc, monkeypatch, name, failure):
+    """Between any two files; or one that may not be looked at."""
+    root, read_text = proc(4000), Path.read_text
+
+    def read(path, **options):
+        if path.name == name:
+            raise failure(path)
+        return read_text(path, **options)
+
+    assert read_process(4000, root) is not None
+    monkeypatch.setattr(Path, "read_text", read)
+    assert read_process(4000, root) is None
 
 
 def test_a_number_that_is_given_anew_is_another_process(proc):
