@@ -561,6 +561,19 @@ static bool take_event(struct event_data *data)
 	return false;
 }
 
+/* One card of a set that is lost spoils the wait for all. */
+static int spoilt_by_one(const char *function)
+{
+	const struct rule *error = NULL;
+
+	pthread_mutex_lock(&scenario_lock);
+	for (int i = 0; !error && i < scenario.gpu_count; i++)
+		if (registered >> i & 1)
+			error = fitting(scenario.errors, scenario.error_count, function, i);
+	pthread_mutex_unlock(&scenario_lock);
+	return error ? error->code : 0;
+}
+
 EXPORT int nvmlEventSetWait_v2(uintptr_t set, struct event_data *data, unsigned int timeout_ms)
 {
 	struct timespec pause = {0, 5000000};
@@ -569,10 +582,8 @@ EXPORT int nvmlEventSetWait_v2(uintptr_t set, struct event_data *data, unsigned 
 
 	while (now_seconds(CLOCK_MONOTONIC) < end) {
 		code = enter(__func__, ANY_GPU);
-		/* One card of a set that is lost spoils the wait for all. */
-		for (int i = 0; !code && i < scenario.gpu_count; i++)
-			if (registered >> i & 1)
-				code = enter(__func__, i);
+		if (!code)
+			code = spoilt_by_one(__func__);
 		if (code)
 			return code;
 		if (!initialised)
