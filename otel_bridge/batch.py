@@ -205,6 +205,7 @@ class Batch:
     dropped: NDArray[np.bool_] | None = None
     held: NDArray[np.bool_] | None = None
     _edits: Edits | None = field(default=None, init=False, repr=False, compare=False)
+    _rejected: dict[Reject, int] | None = field(default=None, init=False, repr=False, compare=False)
 
     def __len__(self) -> int:
         """How many spans there are, rejected and dropped ones included."""
@@ -449,19 +450,21 @@ class Batch:
     @property
     def rejected(self) -> dict[Reject, int]:
         """How many spans were refused, by reason."""
-        codes = self.spans["reject"]
-        if not codes.any():
-            return {}
-        return {
-            Reject(int(c)): int(n)
-            for c, n in zip(*np.unique(codes[codes > 0], return_counts=True), strict=True)
-        }
+        if self._rejected is None:
+            codes = self.spans["reject"]
+            self._rejected = {}
+            if codes.any():
+                numbers, counts = np.unique(codes[codes > 0], return_counts=True)
+                reasons = zip(numbers.tolist(), counts.tolist(), strict=True)
+                self._rejected = {Reject(number): count for number, count in reasons}
+        return self._rejected
 
     @property
     def leaving(self) -> int:
         """How many spans the spliced bytes hold."""
-        gone = self.spans["reject"] > 0
-        return len(self.spans) - int((gone if self.dropped is None else gone | self.dropped).sum())
+        if self.dropped is None:
+            return len(self.spans) - sum(self.rejected.values())
+        return len(self.spans) - int(((self.spans["reject"] > 0) | self.dropped).sum())
 
     def splice(self) -> bytes:
         """The request's bytes with the edits worked in; `data` itself when there are none.

@@ -7,7 +7,7 @@ empty. The work is done by the native crate (`_native/src/columns/`) or, where t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -15,9 +15,11 @@ from otel_bridge import columns_reference
 from otel_bridge.native import kernels
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
+
+    from otel_bridge.batch import Batch
 
     U4 = NDArray[np.uint32]
     I8 = NDArray[np.int64]
@@ -119,26 +121,128 @@ class JsonPaths:
 
     def __init__(self, paths: Sequence[str], *, unless_type: Sequence[str] = ()) -> None:
         self.paths = tuple(paths)
-        self._compiled = _kernels.JsonPaths(list(paths), list(unless_type))
+        self.compiled = _kernels.JsonPaths(list(paths), list(unless_type))
 
     def text_bytes(self, data: bytes, offs: U4, lens: U4) -> I8:
         """UTF-8 bytes of all strings at any of the paths, escapes counted as what they stand for.
 
         A lone surrogate counts as U+FFFD, three bytes. NO_MATCH or MALFORMED where there is no such number.
         """
-        return np.frombuffer(self._compiled.text_bytes(data, _u4(offs), _u4(lens)), "<i8")
+        return np.frombuffer(self.compiled.text_bytes(data, _u4(offs), _u4(lens)), "<i8")
 
     def any_value_bytes(self, data: bytes, offs: U4, lens: U4, *, kvlist: bool) -> I8:
         """The same measure over attribute values: KeyValueList messages, or else ArrayValue messages."""
-        return np.frombuffer(self._compiled.any_value_bytes(data, _u4(offs), _u4(lens), kvlist), "<i8")
+        return np.frombuffer(self.compiled.any_value_bytes(data, _u4(offs), _u4(lens), kvlist), "<i8")
 
     def find(self, data: bytes, offs: U4, lens: U4) -> NDArray[np.void]:
         """The first value at each path (MATCH), shape (texts, paths).
 
         What stands before a break counts: captured bodies are often cut off.
         """
-        found = np.frombuffer(self._compiled.find(data, _u4(offs), _u4(lens)), MATCH)
+        found = np.frombuffer(self.compiled.find(data, _u4(offs), _u4(lens)), MATCH)
         return found.reshape(-1, len(self.paths))
+
+
+class OwnSource(NamedTuple):
+    """How one source of a target is read natively.
+
+    Attributes:
+        how: "attribute"; "json_text", `JsonPaths`' measure; "parameter", of a query; "foreign", not at all.
+        slots: the columns that it is in.
+        name: the parameter's.
+        paths: of "json_text".
+    """
+
+    how: Literal["attribute", "json_text", "parameter", "foreign"]
+    slots: tuple[int, ...]
+    name: str = ""
+    paths: JsonPaths | None = None
+
+    @property
+    def native(self) -> tuple[str, list[int], bytes, object]:
+        """As the crate takes it."""
+        compiled = self.paths.compiled if self.paths is not None else None
+        return self.how, list(self.slots), self.name.encode(), compiled
+
+
+class Said(NamedTuple):
+    """What one source said.
+
+    Attributes:
+        place: which.
+        rows: of spans, ascending.
+        values: whole numbers, or of texts the offsets and lengths in the batch's data.
+    """
+
+    place: int
+    rows: U4
+    values: I8 | tuple[U4, U4]
+
+
+class OwnSources:
+    """A target's sources that stand on spans: what `processors.enrich.targets` does, in one call."""
+
+    def __init__(self, sources: Any) -> None:
+        """`sources` are the crate's."""
+        self._sources = sources
+
+    @classmethod
+    def compiled(
+        cls,
+        sources: Sequence[tuple[OwnSource, Iterable[int]]],
+        *,
+        texts: bool,
+        low: int,
+        high: int,
+        longest: int,
+    ) -> OwnSources | None:
+        """The sources, each with the kinds of spans that it is asked for; None where there is no crate.
+
+        Values are texts of at most `longest` bytes, or whole numbers from `low` to `high`.
+        """
+        native = getattr(_kernels, "Sources", None)
+        if native is None:
+            return None
+        given = []
+        for source, kinds in sources:
+            how, slots, name, paths = source.native
+            given.append((how, sum(1 << kind for kind in kinds), slots, name, paths))
+        return cls(native(texts, low, high, longest, given))
+
+    def read(
+        self,
+        first: int,
+        aside: list[int],
+        batch: Batch,
+        *,
+        kinds: bytes,
+        records: bytes,
+        need: NDArray[np.bool_],
+    ) -> tuple[int, list[Said], list[tuple[int, int]]]:
+        """Ask the sources from `first` on, for the spans that `need` a value.
+
+        Args:
+            first: place of the source to begin with.
+            aside: places of sources that are foreign in this batch.
+            batch: where the texts and the columns are.
+            kinds: of the spans, a byte each.
+            records: the batch's attributes.
+            need: which spans need a value.
+
+        Returns:
+            The place of the foreign source that is to be asked next, or how many sources there are; what was
+            found, each span once; and how many values were bad, by reason (their places in `values.REASONS`).
+        """
+        at, found, bad = self._sources.read(
+            first, aside, batch.data, kinds, records, batch.starts, need.tobytes()
+        )
+        return at, [_said(*columns) for columns in found], bad
+
+
+def _said(place: int, rows: bytes, values: bytes, lens: bytes | None) -> Said:
+    if lens is None:
+        return Said(place, np.frombuffer(rows, "<u4"), np.frombuffer(values, "<i8"))
+    return Said(place, np.frombuffer(rows, "<u4"), (np.frombuffer(values, "<u4"), np.frombuffer(lens, "<u4")))
 
 
 class Words:

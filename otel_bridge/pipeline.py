@@ -26,8 +26,6 @@ from otel_bridge.processors.sample.sample import Sample
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from prometheus_client import Histogram
-
     from otel_bridge.batch import Batch, Plan
     from otel_bridge.connectors.derive.derive import Metrics
     from otel_bridge.contracts import Clock, Codec, Exporter, Reservation, TraceProcessor
@@ -36,7 +34,7 @@ if TYPE_CHECKING:
     from otel_bridge.gpu_usage import GpuUsage
     from otel_bridge.processors.sample.hold import Held
     from otel_bridge.settings import ConnectorSettings, ProcessorSettings
-    from otel_bridge.telemetry import Telemetry
+    from otel_bridge.telemetry import Deferred, Telemetry
     from otel_bridge.verbosity import Verbosity
 
 log = structlog.get_logger(__name__)
@@ -151,10 +149,9 @@ class Pipeline:
         self._clock = clock
         self._telemetry = telemetry
         self._mended = telemetry.counter(catalog.RECEIVER_MENDED_STRINGS)
-        self._incoming = telemetry.counter(catalog.PROCESSOR_INCOMING)
-        self._outgoing = telemetry.counter(catalog.PROCESSOR_OUTGOING)
-        self._duration = telemetry.histogram(catalog.PROCESSOR_DURATION)
-        self._durations: dict[str, Histogram] = {}
+        self._incoming = telemetry.deferred(catalog.PROCESSOR_INCOMING)
+        self._outgoing = telemetry.deferred(catalog.PROCESSOR_OUTGOING)
+        self._durations: dict[str, Deferred] = {}
         self._sweeper: asyncio.Task[None] | None = None
         self._complete_until: Callable[[int], int] = _nobody_knows
         place = Place(storage.directory / "sample", storage.fsync) if storage is not None else None
@@ -230,7 +227,7 @@ class Pipeline:
                 if span.is_recording():
                     span.set_attributes({"otel_bridge.spans": len(batch), "otel_bridge.bytes": len(data)})
             if leaving:
-                self._outgoing.inc(leaving)
+                self._outgoing(leaving)
                 await self._send(reservation, payload, leaving, held)
         finally:
             reservation.release()
@@ -283,7 +280,7 @@ class Pipeline:
                 self._steps.derive.sweep()
 
     def _process(self, batch: Batch, steps: Steps) -> None:
-        self._incoming.inc(len(batch))
+        self._incoming(len(batch))
         if batch.mended:
             self._mended.inc(batch.mended)
         before = time.perf_counter()
@@ -295,8 +292,9 @@ class Pipeline:
         now = time.perf_counter()
         duration = self._durations.get(step)
         if duration is None:
-            duration = self._durations[step] = self._duration.labels(step)
-        duration.observe(now - since)
+            duration = self._telemetry.deferred(catalog.PROCESSOR_DURATION, step)
+            self._durations[step] = duration
+        duration(now - since)
         return now
 
 

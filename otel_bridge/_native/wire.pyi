@@ -27,6 +27,26 @@ class JsonPaths:
     def any_value_bytes(self, data: bytes, offs: bytes, lens: bytes, kvlist: bool) -> bytes: ...
     def find(self, data: bytes, offs: bytes, lens: bytes) -> bytes: ...
 
+class Sources:
+    def __init__(
+        self,
+        texts: bool,
+        low: int,
+        high: int,
+        longest: int,
+        sources: Sequence[tuple[str, int, Sequence[int], bytes, JsonPaths | None]],
+    ) -> None: ...
+    def read(
+        self,
+        first: int,
+        aside: Sequence[int],
+        data: bytes,
+        kinds: bytes,
+        records: bytes,
+        starts: Sequence[int],
+        need: bytes,
+    ) -> tuple[int, list[tuple[int, bytes, bytes, bytes | None]], list[tuple[int, int]]]: ...
+
 class Words:
     def __init__(self, words: Sequence[bytes], mode: str) -> None: ...
     def lookup(self, data: bytes, offs: bytes, lens: bytes) -> bytes: ...

@@ -11,6 +11,7 @@ mod keys;
 mod lineage;
 mod sent;
 mod series;
+mod sources;
 mod text;
 
 use pyo3::prelude::*;
@@ -24,6 +25,7 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<calls::Calls>()?;
     module.add_class::<series::SeriesOfCells>()?;
     module.add_class::<series::Buckets>()?;
+    module.add_class::<sources::Sources>()?;
     module.add_function(wrap_pyfunction!(sent::sent_values, module)?)?;
     module.add_function(wrap_pyfunction!(text::parse_int, module)?)?;
     module.add_function(wrap_pyfunction!(text::parse_double, module)?)?;

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from otel_bridge.exporters.otlp.disk import DiskQueue
     from otel_bridge.exporters.otlp.loss import Loss
     from otel_bridge.exporters.otlp.record import Record
-    from otel_bridge.telemetry import Telemetry
+    from otel_bridge.telemetry import Deferred, Telemetry
 
 _log = structlog.get_logger("otel_bridge.exporters.otlp")
 
@@ -94,9 +94,8 @@ class Destination:
     def _metrics(self, telemetry: Telemetry) -> None:
         name = self.name
 
-        def by_signal(metric: catalog.Metric) -> dict[Signal, Callable[[float], None]]:
-            family = telemetry.counter(metric)
-            return {signal: family.labels(name, signal.value).inc for signal in Signal}
+        def by_signal(metric: catalog.Metric) -> dict[Signal, Deferred]:
+            return {signal: telemetry.deferred(metric, name, signal.value) for signal in Signal}
 
         self._sent = by_signal(catalog.EXPORTER_SENT)
         self._rejected = by_signal(catalog.EXPORTER_REJECTED)
@@ -108,8 +107,7 @@ class Destination:
             for code in self._sender.codes:
                 self._failures.labels(name, signal.value, code)
         self._refusals = telemetry.counter(catalog.EXPORTER_REFUSED).labels(name)
-        duration = telemetry.histogram(catalog.EXPORTER_DURATION)
-        self._duration = {signal: duration.labels(name, signal.value).observe for signal in Signal}
+        self._duration = by_signal(catalog.EXPORTER_DURATION)
         sizes = telemetry.gauge(catalog.EXPORTER_QUEUE_BYTES)
         sizes.labels(name, "memory").set_function(lambda: self._memory_bytes)
         requests = telemetry.gauge(catalog.EXPORTER_QUEUE_REQUESTS)

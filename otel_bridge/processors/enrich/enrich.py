@@ -27,12 +27,10 @@ from otel_bridge.processors.enrich.work import Landmarks, Work
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from prometheus_client import Counter
-
     from otel_bridge.batch import Batch, PlanBuilder
     from otel_bridge.processors.enrich.config import EnrichConfig, ExtraKey
     from otel_bridge.processors.enrich.targets import Search
-    from otel_bridge.telemetry import Telemetry
+    from otel_bridge.telemetry import Deferred, Telemetry
 
 VocabularyStep = FactStep | WordStep | FinishReasonsStep | MessagesStep
 
@@ -88,15 +86,15 @@ class Enrich:
             if inherits
             else {}
         )
-        resolved = telemetry.counter(catalog.ENRICH_RESOLVED)
-        self._resolved_by: dict[tuple[str, str], Counter] = {}
+        self._resolved_by: dict[tuple[str, str], Deferred] = {}
         self._bad = telemetry.counter(catalog.ENRICH_BAD_VALUES)
         self._conflicts = telemetry.counter(catalog.ENRICH_CONFLICTS)
         for target in self._targets:
             names = {step.name for step in (*target.first, *target.last)}
             for name in SOURCE_NAMES:
                 if name in names:
-                    self._resolved_by[target.key, name] = resolved.labels(target.key, name)
+                    resolved = telemetry.deferred(catalog.ENRICH_RESOLVED, target.key, name)
+                    self._resolved_by[target.key, name] = resolved
             for reason in REASONS:
                 self._bad.labels(target.key, reason)
 
@@ -108,7 +106,7 @@ class Enrich:
         self._normalise(work)
         searches = [target.search(work) for target in self._targets]
         for search in searches:
-            search.ask(search.target.first, self._explain, None)
+            search.ask_first(explain=self._explain)
         for search in searches:
             lineage = self._remember(work, search)
             search.ask(search.target.last, self._explain, lineage)
@@ -156,7 +154,7 @@ class Enrich:
     def _count(self, work: Work, searches: list[Search]) -> None:
         for search in searches:
             for source, spans in search.resolved.items():
-                self._resolved_by[search.target.key, source].inc(spans)
+                self._resolved_by[search.target.key, source](spans)
         for (target, reason), values in work.bad.items():
             self._bad.labels(target, reason).inc(values)
         for target, spans in work.conflicts.items():

@@ -399,6 +399,12 @@ class OperationStep(WordStep):
         self._prefixes = _Spellings(vocabulary.REQUEST_ID_PREFIXES, self.names, "prefix")
         self._endpoints = _Spellings(vocabulary.ENDPOINTS, self.names, "path_end")
         self.hints = (landmarks.span_kind, self._request_id, *landmarks.targets)
+        self._written = (self.slot, *(source.slot for source in self.sources))
+
+    def run(self, work: Work) -> None:
+        """Work on one batch; paths and URLs of plain HTTP spans tell no operation."""
+        if work.any(self._written) or work.has_marks:
+            super().run(work)
 
     def infer(self, work: Work, has: Mask) -> None:
         """Tell it by the span's other attributes."""

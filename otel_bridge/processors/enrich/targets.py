@@ -8,13 +8,24 @@ from urllib.parse import unquote_plus
 import numpy as np
 
 from otel_bridge import catalog
-from otel_bridge.columns import MALFORMED, JsonPaths, Words, all_of, any_of, query_int, query_param
+from otel_bridge.columns import (
+    MALFORMED,
+    JsonPaths,
+    OwnSource,
+    OwnSources,
+    Words,
+    all_of,
+    any_of,
+    query_int,
+    query_param,
+)
 from otel_bridge.model import Scope, SpanKind
 from otel_bridge.processors.enrich import config as settings
 from otel_bridge.processors.enrich import vocabulary
 from otel_bridge.processors.enrich.prompts import BLOBS, PromptSource
 from otel_bridge.processors.enrich.values import (
     BYTES,
+    REASONS,
     STRING,
     Bad,
     Numbers,
@@ -75,9 +86,9 @@ class Keys:
     ) -> None:
         self._keys = tuple((key, plan.want(key)) for key in keys)
         self._reader = reader
-        self.slots = tuple(slot for _, slot in self._keys) + tuple(
-            slot for key in keys for slot in facts.get(key, ())
-        )
+        self.own = OwnSource("attribute", tuple(slot for _, slot in self._keys))
+        self.slots = self.own.slots + tuple(slot for key in keys for slot in facts.get(key, ()))
+        self.facts = frozenset(key for key in keys if key in facts)
 
     def read(self, work: Work, need: Mask) -> Iterator[Found]:
         """The values of spans that need one."""
@@ -154,9 +165,11 @@ class BodyText:
         self.slots = tuple(plan.want(key) for key in attributes)
         self._paths = JsonPaths(paths, unless_type=BLOBS)
         self._reader = reader
+        self.own = OwnSource("json_text", self.slots, paths=self._paths) if reader.kind == "int" else None
 
     def read(self, work: Work, need: Mask) -> Iterator[Found]:
         """The lengths of spans that need one."""
+        need = need.copy()
         batch = work.batch
         for slot in self.slots:
             if slot not in work.present:
@@ -170,7 +183,10 @@ class BodyText:
                 yield Bad("malformed", records["row"][malformed])
             found = lengths >= 0
             numbers = Numbers(records["row"], lengths)
-            yield from self._reader.within(numbers if all_of(found) else numbers[found])
+            for length in self._reader.within(numbers if all_of(found) else numbers[found]):
+                if not isinstance(length, Bad):
+                    need[length.rows] = False
+                yield length
 
 
 class Prompt:
@@ -195,6 +211,7 @@ class Query:
         self._reader = reader
         self._slots = tuple((plan.want(key), key == "url.query") for key in QUERIES)
         self.slots = tuple(slot for slot, _ in self._slots)
+        self.own = OwnSource("parameter", self.slots, name=name) if reader.kind == "int" else None
 
     def read(self, work: Work, need: Mask) -> Iterator[Found]:
         """The values of spans that need one."""
@@ -338,6 +355,9 @@ class Step:
         self.name = name
         self.source = source
         self.kinds = kinds
+        self.natively = getattr(source, "own", None)
+        """How the native crate reads it; None: it does not."""
+        self.facts: frozenset[str] = getattr(source, "facts", frozenset())
 
     @property
     def own(self) -> bool:
@@ -371,10 +391,43 @@ class Target:
         self._overwrite = given.overwrite
         first = next((at for at, step in enumerate(steps) if not step.own), len(steps))
         self.first, self.last = tuple(steps[:first]), tuple(steps[first:])
+        self._facts = frozenset(key for step in self.first for key in step.facts)
+        self.natively = self._compiled()
+
+    def _compiled(self) -> OwnSources | None:
+        """The first sources for the crate; None where it is not installed, or does not read the type."""
+        reader = self.reader
+        low, high = whole_bound(reader.minimum, LEAST), whole_bound(reader.maximum, MOST)
+        if reader.kind not in ("string", "int") or low is None or high is None:
+            return None
+        sources = [
+            (step.natively or OwnSource("foreign", tuple(step.source.slots)), step.kinds)
+            for step in self.first
+        ]
+        return OwnSources.compiled(
+            sources, texts=reader.kind == "string", low=low, high=high, longest=reader.max_length
+        )
+
+    def aside(self, work: Work) -> list[int]:
+        """Places of first sources whose attributes have older names in this batch."""
+        if self._facts.isdisjoint(work.facts):
+            return []
+        return [at for at, step in enumerate(self.first) if not step.facts.isdisjoint(work.facts)]
 
     def search(self, work: Work) -> Search:
         """Begin on a batch."""
         return Search(self, work, overwrite=self._overwrite)
+
+
+LEAST, MOST = -(1 << 63), (1 << 63) - 1
+_EXACT = 1 << 53
+
+
+def whole_bound(bound: float | None, default: int) -> int | None:
+    """A bound of whole numbers as such; None: comparing with it is not the same."""
+    if bound is None:
+        return default
+    return int(bound) if abs(bound) < _EXACT and int(bound) == bound else None
 
 
 _INHERITING = (Parent, Paired)
@@ -395,6 +448,31 @@ class Search:
             for found in target.reader.records(work.batch, work.batch.column(target.slot)):
                 if not isinstance(found, Bad):
                     self._found(found)
+
+    def ask_first(self, *, explain: bool) -> None:
+        """Go through the sources on the span itself: natively, but for those that need more than a column."""
+        target, work = self.target, self._work
+        sources = target.natively
+        if sources is None:
+            self.ask(target.first, explain, None)
+            return
+        batch, steps, aside = work.batch, target.first, target.aside(work)
+        at = 0
+        while self._missing and at < len(steps):
+            at, found, bad = sources.read(
+                at, aside, batch, kinds=work.kinds, records=work.records, need=self.need
+            )
+            for said in found:
+                values = (
+                    Texts(said.rows, batch.data, *said.values)
+                    if isinstance(said.values, tuple)
+                    else Numbers(said.rows, said.values)
+                )
+                self._keep(steps[said.place], values, explain=explain)
+            for reason, count in bad:
+                work.bad[target.key, REASONS[reason]] += count
+            self.ask(steps[at : at + 1], explain, None)
+            at += 1
 
     def ask(self, steps: Iterable[Step], explain: bool, lineage: Lineage | None) -> None:  # noqa: FBT001 (positional in one place)
         """Go through sources until no span needs a value."""
@@ -424,6 +502,10 @@ class Search:
         fresh = self.need[found.rows]
         if not all_of(fresh):
             found = found[fresh]
+        self._keep(step, found, explain=explain)
+
+    def _keep(self, step: Step, found: Texts | Numbers, *, explain: bool) -> None:
+        """Write values of spans that needed one."""
         batch = self._work.batch
         self._found(found)
         if self._present:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from otel_bridge.columns import JsonPaths, Words
+from otel_bridge.columns import JsonPaths, Words, all_of
 from otel_bridge.processors.enrich import vocabulary
 from otel_bridge.processors.enrich.values import BYTES, STRING, where
 
@@ -112,6 +113,17 @@ class Work:
         self._llm: Mask | None = None
         self._seconds: NDArray[np.float64] | None = None
 
+    @cached_property
+    def kinds(self) -> bytes:
+        """The kinds of the spans, a byte each."""
+        kinds: bytes = self.batch.spans["kind"].tobytes()
+        return kinds
+
+    @cached_property
+    def records(self) -> bytes:
+        """The attributes as the native crate takes them."""
+        return self.batch.attributes.tobytes()
+
     def any(self, slots: Sequence[int]) -> bool:
         """Whether any of the columns is there."""
         return not self.present.isdisjoint(slots)
@@ -120,9 +132,7 @@ class Work:
         """Which spans are of one of the kinds."""
         mask = self._kinds.get(kinds)
         if mask is None:
-            wanted = np.zeros(256, np.bool_)
-            wanted[list(kinds)] = True
-            mask = self._kinds[kinds] = wanted[self.batch.spans["kind"]]
+            mask = self._kinds[kinds] = np.frombuffer(self.kinds.translate(_table(kinds)), np.bool_)
         return mask
 
     def matches(self, column: JsonColumn) -> tuple[Rows, NDArray[np.void]]:
@@ -189,6 +199,8 @@ class Work:
             self._llm = self.marked.copy()
             for rows in self._evidence:
                 self._llm[rows] = True
+            if all_of(self._llm):
+                return self._llm
             for slot in marks.targets:
                 if slot in self.present:
                     records = batch.column(slot)
@@ -207,6 +219,12 @@ class Work:
     def note(self, target: str, bad: Bad) -> None:
         """Count values that cannot be used."""
         self.bad[target, bad.reason] += len(bad.rows)
+
+
+@cache
+def _table(kinds: frozenset[int]) -> bytes:
+    """For each kind whether it is one of them."""
+    return bytes(kind in kinds for kind in range(256))
 
 
 SERVER = frozenset({2})

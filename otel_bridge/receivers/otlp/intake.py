@@ -45,20 +45,24 @@ class Intake:
         self._limit = limit
         self._in_flight = 0
         self._next_traceback = 0.0
-        accepted = telemetry.counter(catalog.RECEIVER_ACCEPTED)
-        self._accepted = {signal: accepted.labels(transport, signal.value) for signal in Signal}
+        self._accepted = {
+            signal: telemetry.deferred(catalog.RECEIVER_ACCEPTED, transport, signal.value)
+            for signal in Signal
+        }
         self._refused = telemetry.counter(catalog.RECEIVER_REFUSED).labels(
             transport, Signal.TRACES.value, PARTIAL_REASON
         )
         self._failed = telemetry.counter(catalog.RECEIVER_FAILED).labels(transport)
         self._requests = telemetry.counter(catalog.RECEIVER_REQUESTS)
         self._answers = {
-            (signal, code): self._requests.labels(transport, signal, code)
+            (signal, code): telemetry.deferred(catalog.RECEIVER_REQUESTS, transport, signal, code)
             for signal in (*(signal.value for signal in Signal), UNKNOWN_SIGNAL)
             for code in codes
         }
-        duration = telemetry.histogram(catalog.RECEIVER_DURATION)
-        self._duration = {signal: duration.labels(transport, signal.value) for signal in Signal}
+        self._duration = {
+            signal: telemetry.deferred(catalog.RECEIVER_DURATION, transport, signal.value)
+            for signal in Signal
+        }
 
     def admit(self) -> None:
         """Take a place among the requests in flight; give it back with `release`.
@@ -86,8 +90,8 @@ class Intake:
             else:
                 outcome = await self._consumer.consume(signal, data)
         finally:
-            self._duration[signal].observe(time.perf_counter() - started)
-        self._accepted[signal].inc(outcome.accepted)
+            self._duration[signal](time.perf_counter() - started)
+        self._accepted[signal](outcome.accepted)
         if outcome.rejected:
             self._refused.inc(outcome.rejected)
         return outcome
@@ -104,5 +108,8 @@ class Intake:
 
     def answered(self, signal: str, code: str) -> None:
         """Count an answer."""
-        counter = self._answers.get((signal, code))
-        (counter if counter is not None else self._requests.labels(self._transport, signal, code)).inc()
+        count = self._answers.get((signal, code))
+        if count is not None:
+            count()
+        else:
+            self._requests.labels(self._transport, signal, code).inc()

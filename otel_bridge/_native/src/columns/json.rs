@@ -14,7 +14,7 @@ pub const MAX_DEPTH: usize = 128;
 /// `JsonPaths.text_bytes` of a text in which no path leads to a string.
 const NOTHING: i64 = -1;
 /// `JsonPaths.text_bytes` of a text that is no JSON.
-const MALFORMED: i64 = -2;
+pub const MALFORMED: i64 = -2;
 
 /// What a matched value is; the numbers are shared with `columns.JsonType`.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -126,7 +126,8 @@ impl JsonPaths {
         !self.unless_type.is_empty()
     }
 
-    fn measure(&self, text: &[u8]) -> i64 {
+    /// UTF-8 bytes of all strings that the paths lead to; NOTHING or MALFORMED where there is no such number.
+    pub fn measure(&self, text: &[u8]) -> i64 {
         let mut sum = Sum::default();
         match Walk::new(self, text, &mut sum).document() {
             Err(Stop::Malformed) => MALFORMED,

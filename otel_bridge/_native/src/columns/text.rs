@@ -9,7 +9,7 @@ use super::{Match, Slices, TEXT};
 
 /// How reading a number went; the numbers are shared with `columns.Parsed`.
 #[derive(Clone, Copy)]
-enum Parsed {
+pub enum Parsed {
     Absent = 0,
     Ok = 1,
     NotANumber = 2,
@@ -77,15 +77,20 @@ pub fn query_int<'py>(
     bare: bool,
 ) -> Columns<'py> {
     columns(py, Slices { data, offs, lens }, |text| {
-        let (value, parsed) = match parameter(text, name, bare) {
-            None => (0, Parsed::Absent),
-            Some((at, len)) if is_escaped(&text[at..at + len]) => {
-                int(&percent_decoded(&text[at..at + len]))
-            }
-            Some((at, len)) => int(&text[at..at + len]),
-        };
+        let (value, parsed) = int_parameter(text, name, bare);
         (value.to_le_bytes(), parsed)
     })
+}
+
+/// A query parameter of one text, decoded and read as a whole number.
+pub fn int_parameter(text: &[u8], name: &[u8], bare: bool) -> (i64, Parsed) {
+    match parameter(text, name, bare) {
+        None => (0, Parsed::Absent),
+        Some((at, len)) if is_escaped(&text[at..at + len]) => {
+            int(&percent_decoded(&text[at..at + len]))
+        }
+        Some((at, len)) => int(&text[at..at + len]),
+    }
 }
 
 /// The first string of each ArrayValue message.
@@ -99,10 +104,9 @@ pub fn first_text<'py>(
     let slices = Slices { data, offs, lens };
     let mut out = Vec::with_capacity(slices.len() * 12);
     for (off, message) in slices.iter() {
-        let found = first_string(message).map_or_else(Match::default, |text| Match {
-            // `text` is a part of `message`, so their distance is its offset.
-            off: (off + (text.as_ptr() as usize - message.as_ptr() as usize)) as u32,
-            len: text.len() as u32,
+        let found = first_string(message).map_or_else(Match::default, |(at, len)| Match {
+            off: (off + at) as u32,
+            len: len as u32,
             kind: TEXT,
             escaped: false,
         });
@@ -135,11 +139,14 @@ pub fn same_text<'py>(
     PyBytes::new(py, &same)
 }
 
-fn first_string(message: &[u8]) -> Option<&[u8]> {
+/// Where the first string of an ArrayValue message stands in it, and its length.
+pub fn first_string(message: &[u8]) -> Option<(usize, usize)> {
     for field in Fields(message) {
         if let (1, Payload::Bytes(value)) = field.ok()? {
             if let Some(text) = string_of(value).ok()? {
-                return Some(text);
+                // `text` is a part of `message`, so their distance is its offset.
+                let at = text.as_ptr() as usize - message.as_ptr() as usize;
+                return Some((at, text.len()));
             }
         }
     }
@@ -161,7 +168,8 @@ fn columns<'py>(
     (PyBytes::new(py, &values), PyBytes::new(py, &states))
 }
 
-fn int(text: &[u8]) -> (i64, Parsed) {
+/// A whole number.
+pub fn int(text: &[u8]) -> (i64, Parsed) {
     let text = text.trim_ascii();
     if text.is_empty() {
         return (0, Parsed::Absent);
