@@ -153,10 +153,11 @@ class Evidence:
             timeouts = self._timeout_run.longest(seconds > policy.timeouts.threshold)
             if timeouts >= policy.timeouts.consecutive:
                 limit = f"{policy.timeouts.threshold * 1000:g} ms"
-                return Trip(Cause.TIMEOUTS, f"{timeouts} calls in a row took longer than {limit}")
+                return Trip(Cause.TIMEOUTS, f"{_in_a_row(timeouts)} took longer than {limit}")
         if policy.slow_calls.consecutive is not None and run >= policy.slow_calls.consecutive:
             limit = f"{policy.slow_calls.threshold * 1000:g} ms"
-            return Trip(Cause.SLOW_CALLS, f"{run} calls in a row were slower than {limit}")
+            were = "was" if run == 1 else "were"
+            return Trip(Cause.SLOW_CALLS, f"{_in_a_row(run)} {were} slower than {limit}")
         return self._rates(now)
 
     def clear(self) -> None:
@@ -177,6 +178,10 @@ class Evidence:
         if rate is not None and slow > rate * calls:
             return Trip(Cause.SLOW_RATE, f"{slow} of {calls} calls were slow, more than {rate:.0%}")
         return None
+
+
+def _in_a_row(calls: int) -> str:
+    return "1 call" if calls == 1 else f"{calls} calls in a row"
 
 
 class Level:

@@ -130,10 +130,14 @@ def test_what_the_kernel_did_to_a_request_is_on_its_timeline(start_worker, names
             assert "a secret" not in page.content()
             _picture(page, "trace-page")
             page.goto(f"{url}?only=marked")
-            row = page.get_by_role("row", name=re.compile(trace_id.hex()[-8:]))
+            listed = page.get_by_role("group", name="Recent traces")
+            row = listed.get_by_role("row", name=re.compile(trace_id.hex()[-8:]))
             assert "tcp.retransmits" in row.inner_text()
-            for words in ("slow calls", "TlsStallWithGpuAllocationFailure"):
-                assert words in page.inner_text("main")
+            assert "slow calls" in page.inner_text("main")
+            page.get_by_text(re.compile(r"^\d+ quiet$")).click()
+            assert page.get_by_role("link", name="TlsStallWithGpuAllocationFailure").is_visible()
+            page.get_by_text(re.compile(r"^\d+ quiet$")).click()
+            page.evaluate("scrollTo(0, 0)")
             assert page.get_by_role("row", name=re.compile("^sched at work")).count() == 1
             _picture(page, "overview-page")
 

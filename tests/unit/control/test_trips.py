@@ -27,6 +27,14 @@ def test_five_slow_calls_in_a_row_trip():
     assert world.record(KEY).cause.value == "slow_calls"
 
 
+def test_the_reason_counts_calls():
+    """One is no row."""
+    for consecutive, said in ((1, "1 call was slower than 2000 ms"), (2, "2 calls in a row were slower")):
+        world = World(policies=[{"slow_calls": {"consecutive": consecutive}}])
+        world.calls(KEY, *[2.001] * consecutive)
+        assert world.record(KEY).reason.startswith(said)
+
+
 @pytest.mark.parametrize("seconds", [(2.1, 2.1, 2.0, 2.1, 2.1, 2.1, 2.1), (2.0,) * 9])
 def test_a_call_of_two_seconds_is_not_slow(seconds):
     """The limit is what must be exceeded, and a call below it breaks the run."""
