@@ -7,11 +7,12 @@ there (SCHED_FIFO, which takes root). Requests leave at fixed times, whether or 
 answered, so that a stall counts for each request that it delays; how late the client itself was is told
 beside. They come over 16 kept connections, as a gateway's would, with the headers of a real one; a tenth asks
 for a target whose breaker is open. The bare server is aiohttp's with a handler that answers at once. Then the
-same questions are held to a rate limit by user, in process.
+same questions are held to a rate limit by user, in process; then there is no limit, but a Redis for replicas
+that takes connections and answers nothing.
 
-Then the same without limits while spans come: twenty requests of a thousand spans a second are scanned, and
-told to the breakers, on the loop that decides; once with the decision API there, once in a process of its
-own. Here the kernel shares the core out as it does among any processes.
+Then, without either, while spans come: twenty requests of a thousand spans a second are scanned, and told to
+the breakers, on the loop that decides; once with the decision API there, once in a process of its own. Here
+the kernel shares the core out as it does among any processes.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import argparse
 import asyncio
 import gc
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -55,9 +57,15 @@ NAP = 50e-6
 """Seconds between two looks at the time; half of it is in the figures."""
 
 
-async def serve_control(*, process: str = "shared", spans: bool = False, limited: bool = False) -> int:
+async def serve_control(
+    *, process: str = "shared", spans: bool = False, limited: bool = False, cut_off: bool = False
+) -> int:
     """The decision API with 200 breakers, one of them open."""
     rules = {"users": {"by": ["user"], "amount": 1_000_000}} if limited else {}
+    # Connections are made, since the kernel takes them, and nothing is ever answered.
+    silence = socket.create_server(("127.0.0.1", 0))
+    KEPT.append(silence)
+    redis = {"url": f"redis://127.0.0.1:{silence.getsockname()[1]}/0"} if cut_off else None
     config = ControlConfig.model_validate(
         {
             "enabled": True,
@@ -65,6 +73,7 @@ async def serve_control(*, process: str = "shared", spans: bool = False, limited
             "operators": {"socket": None},
             "decisions": {"http": {"endpoint": "127.0.0.1:0", "process": process}},
             "limits": {"rules": rules},
+            "redis": redis,
         }
     )
     control = Control(config, Telemetry(), SystemClock())
@@ -123,12 +132,13 @@ SERVERS: dict[str, Callable[[], Awaitable[int]]] = {
     "bare": serve_bare,
     "control": serve_control,
     "limited": partial(serve_control, limited=True),
+    "cut_off": partial(serve_control, cut_off=True),
     "spans": partial(serve_control, spans=True),
     "own": partial(serve_control, spans=True, process="own"),
 }
 
 
-OWN_CORE = frozenset({"bare", "control", "limited"})
+OWN_CORE = frozenset({"bare", "control", "limited", "cut_off"})
 """These run before all else on their core."""
 
 
@@ -275,7 +285,8 @@ def main() -> None:
         ("bare", "a bare server"),
         ("control", "the decision API"),
         ("limited", "the same with a rate limit"),
-        ("spans", "without, while spans come"),
+        ("cut_off", "without, Redis being silent"),
+        ("spans", "the same while spans come"),
         ("own", "and in a process of its own"),
     ):
         figure = median[kind]
@@ -300,6 +311,7 @@ def main() -> None:
                 "decision_api.cpu_ratio": ratio,
                 "decision_api.limited_p99_ms": median["limited"].p99,
                 "decision_api.limited_cpu_ratio": limited,
+                "decision_api.cut_off_p99_ms": median["cut_off"].p99,
                 "decision_api.with_spans_p99_ms": median["spans"].p99,
                 "decision_api.own_with_spans_p99_ms": median["own"].p99,
             }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -227,6 +229,41 @@ class ClosingOnResolve(Specification):
     """The same where a resolve closes."""
 
     on_resolve = "close"
+
+
+def test_every_state_is_reached_and_by_every_cause_that_is_told():
+    """And nothing else is: from a new record, by everything that may happen, in any order."""
+    calls = (Cause.SLOW_CALLS, Cause.SLOW_RATE, Cause.ERROR_RATE, Cause.TIMEOUTS)
+    events = [
+        *((machine.trip, cause, "") for cause in (*calls, Cause.READING, Cause.OOM_KILLS)),
+        *((machine.fire, cause.value, LEASE, cause, "", 0) for cause in (Cause.ALERT, Cause.RULE)),
+        *((machine.resolve, cause.value) for cause in (Cause.ALERT, Cause.RULE)),
+        (machine.acquire, "trace"),
+        *((machine.judge, "trace", verdict) for verdict in Verdict),
+        (machine.open_for, 1.0, ""),
+        (machine.force_open, 1.0, ""),
+        (machine.close, ""),
+        (machine.disable, ""),
+        *((machine.decide_by_itself, mode, "") for mode in (Mode.AUTO, Mode.OBSERVE)),
+    ]
+    found: dict[str, Record] = {}
+    waiting = [Record(), Record(judged=True)]
+    while waiting:
+        # What differs by reason or time alone is one.
+        record = replace(waiting.pop(), reason="", since=0.0)
+        if found.setdefault(repr(record), record) is not record:
+            continue
+        for on_resolve in ("half_open", "close"):
+            rules = Rules(OPEN_TIME, 1, PROBE_TIMEOUT, 1, on_resolve)
+            waiting += [event[0](record, rules, 0.0, *event[1:]) for event in events]
+            waiting.append(machine.advance(record, rules, 1e6).shifted(-1e6))
+    assert {(record.state, record.mode) for record in found.values()} == {
+        *((state, mode) for state in State for mode in (Mode.AUTO, Mode.OBSERVE)),
+        (State.OPEN, Mode.FORCED_OPEN),
+        (State.CLOSED, Mode.DISABLED),
+    }
+    causes = {(record.state, record.cause) for record in found.values()} - {(State.CLOSED, Cause.NONE)}
+    assert causes == {(state, cause) for state, causes in machine.LEADS_TO.items() for cause in causes}
 
 
 TestSpecification = Specification.TestCase
