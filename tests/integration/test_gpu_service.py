@@ -23,11 +23,17 @@ SECOND = 1_000_000_000
 
 
 @pytest.fixture
-def library(tmp_path, monkeypatch):
-    """NVML's stand-in with one card at 96 %, used by this process."""
+def scenario(tmp_path):
+    """One card at 96 %, used by this process."""
     card = (gpu("GPU-a", memory="constant 78643"), "utilization constant 91", "occupancy constant 60")
-    scenario = Scenario(tmp_path / "scenario")
-    scenario.play(*card, f"process {os.getpid()} 70000")
+    made = Scenario(tmp_path / "scenario")
+    made.play(*card, f"process {os.getpid()} 70000")
+    return made
+
+
+@pytest.fixture
+def library(tmp_path, scenario, monkeypatch):
+    """NVML's stand-in."""
     monkeypatch.setenv(SCENARIO, str(scenario.path))
     directory = tmp_path / "driver"
     directory.mkdir()
@@ -64,6 +70,42 @@ def test_spans_and_scrapes_tell_of_the_gpu(tmp_path, library):
     assert found[catalog.GPU_MEMORY_MAX.key] == pytest.approx(0.96, abs=0.001)
     assert found[catalog.GPU_UTILIZATION_MAX.key] == pytest.approx(0.91)
     assert f'{catalog.GPU_PRESSURE_LEVEL.name}{{gpu_uuid="GPU-a"}} 2.0' in text
+
+
+def test_a_card_over_95_percent_for_30_seconds_opens_the_breaker_and_its_first_xid_alerts(
+    tmp_path, library, scenario
+):
+    """By the rules that ship, as they ship; lost for a while, nothing of it changes."""
+    config = {
+        "gpu": {"library": str(library)},
+        "kernel": {"mode": "off"},
+        "control": {
+            "enabled": True,
+            "state": {"file": str(tmp_path / "control.sqlite")},
+            "operators": {"socket": str(tmp_path / "s")},
+            "decisions": {"http": {"enabled": False}},
+        },
+    }
+    full = gpu("GPU-a", memory="constant 78643")
+    with running(Bridge(tmp_path, config)) as bridge:
+
+        def alert(name):
+            return bridge.total(catalog.RULES_ALERTS.name, alertname=name, gpu_uuid="GPU-a")
+
+        def is_open():
+            return bridge.total(catalog.CONTROL_STATE.name, target="node") == 2
+
+        scenario.play(full, "xid 79 0")
+        eventually("its Xid alerts", lambda: alert("GpuXid"))
+        assert not is_open()
+        eventually("the breaker opens", is_open)
+        assert alert("GpuMemoryCritical")
+        scenario.play("error * * 999", "init 999", full)
+        up = f'{catalog.GPU_UP.name}{{gpu_uuid="GPU-a"}}'
+        eventually("it is lost", lambda: bridge.metrics().get(up) == 0)
+        eventually("its memory is shown no more", lambda: not bridge.total(catalog.GPU_MEMORY_USED.name))
+        assert is_open()
+        assert alert("GpuMemoryCritical")
 
 
 def doctor(*settings):
