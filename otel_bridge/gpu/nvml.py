@@ -104,10 +104,12 @@ class Nvml:
 
     def _unload(self) -> None:
         library = self.api.nvmlLib
+        # Most nodes have no driver, and are asked for one again and again: reading the binding anew takes 40 ms.
+        if library is None:
+            return
         # Forgets the library and the functions it found there.
         self.api = importlib.reload(pynvml)
-        if library is not None:
-            dlclose(library._handle)  # noqa: SLF001 (ctypes has no other way to unload)
+        dlclose(library._handle)  # noqa: SLF001 (ctypes has no other way to unload)
 
     def prepared(self, name: str, *args: Any) -> Callable[[], None]:
         """A call of the library with arguments that stay the same, for what is asked ten times a second.

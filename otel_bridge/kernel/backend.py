@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from otel_bridge.errors import BridgeError
+from otel_bridge.kernel import uprobe_multi
 from otel_bridge.kernel.kernel_symbols import traced
 from otel_bridge.kernel.loader import object_path
 from otel_bridge.libbpf import BUILD_COMMAND
@@ -87,7 +88,8 @@ class LibbpfBackend:
 
     def open(self, probe: Probe) -> Object:
         """See `Backend`."""
-        return Object(self._library, built(probe))
+        kind = uprobe_multi.MultiObject if uprobe_multi.available() else Object
+        return kind(self._library, built(probe))
 
     def limits(self, probe: Probe, config: ProbesConfig) -> str:  # noqa: ARG002 (other back ends have some)
         """See `Backend`."""

@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from otel_bridge.kernel import uprobe
-from otel_bridge.kernel.elf_file import ElfFile
-from otel_bridge.kernel.loaded_elf import ElfError
 from otel_bridge.libbpf.core_object import MapShape, Object
 from otel_bridge.libbpf.library import LibbpfError, Map
 
@@ -297,7 +295,7 @@ class BccObject:
         cookie: int = 0,
     ) -> Descriptors:
         """See `Object.attach_uprobe`."""
-        place = offset + (_place_of(path, symbol) if symbol else 0)
+        place = offset + (uprobe.place_of(path, symbol) if symbol else 0)
         return uprobe.attach(
             self._library, self._programs[program], path, place, at_return=at_return, cookie=cookie
         )
@@ -326,14 +324,3 @@ class BccObject:
         for fd in fds:
             os.close(fd)
         self._plan.close()
-
-
-def _place_of(path: str, symbol: str) -> int:
-    try:
-        with ElfFile(path) as file:
-            place = file.offset_of(symbol.encode())
-    except (OSError, ElfError) as error:
-        raise LibbpfError(f"look for {symbol} in {path}", errno.EINVAL, str(error)) from error
-    if place is None:
-        raise LibbpfError(f"look for {symbol} in {path}", errno.ENOENT)
-    return place

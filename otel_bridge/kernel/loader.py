@@ -11,6 +11,7 @@ import numpy as np
 import structlog
 
 from otel_bridge.errors import BridgeError
+from otel_bridge.kernel import uprobe_multi
 from otel_bridge.kernel.config import ProbeConfig
 from otel_bridge.kernel.probes.base import CONFIG_SECTION, constants
 from otel_bridge.kernel.records import CONTEXT_SOURCES, RATE_LIMIT, THREAD_LAYOUT, U4, U8, Counter
@@ -19,7 +20,7 @@ from otel_bridge.libbpf import OBJECTS
 from otel_bridge.libbpf.library import LibbpfError, Map, run_statistics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
     from typing import Any
 
@@ -153,9 +154,16 @@ class AttachedFile:
 
     def detach(self) -> None:
         """Detach."""
-        for link in self.links:
-            link.close()
+        uprobe_multi.close_all(self.links)
         self.links.clear()
+
+
+def _detach_all(files: Iterable[AttachedFile]) -> None:
+    """`AttachedFile.detach` of many, in the time of one where the kernel lets them."""
+    files = list(files)
+    uprobe_multi.close_all(link for file in files for link in file.links)
+    for file in files:
+        file.links.clear()
 
 
 @dataclass(slots=True)
@@ -404,8 +412,9 @@ class Loader:
         if loaded is None:
             return
         loaded.detach()
-        for file in self._files.pop(name, []):
-            file.detach()
+        files = self._files.pop(name, [])
+        _detach_all(files)
+        for file in files:
             os.close(file.fd)
         last(loaded)
         del self.loaded[name]
@@ -435,8 +444,7 @@ class Loader:
     @staticmethod
     def _swap(before: LoadedProbe, after: LoadedProbe, files: list[AttachedFile]) -> None:
         before.detach()
-        for file in files:
-            file.detach()
+        _detach_all(files)
         try:
             after.attach()
             for file in files:
@@ -444,8 +452,8 @@ class Loader:
         except LibbpfError:
             after.detach()
             before.attach()
+            _detach_all(files)
             for file in files:
-                file.detach()
                 file.attach(before.object)
             after.object.close()
             raise
@@ -460,9 +468,7 @@ class Loader:
         """Have no program run any more; what they left is still there."""
         for loaded in self.loaded.values():
             loaded.detach()
-        for files in self._files.values():
-            for file in files:
-                file.detach()
+        _detach_all(file for files in self._files.values() for file in files)
 
     def close(self) -> None:
         """Unload everything."""

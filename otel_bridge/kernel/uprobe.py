@@ -13,6 +13,8 @@ import struct
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from otel_bridge.kernel.elf_file import ElfFile
+from otel_bridge.kernel.loaded_elf import ElfError
 from otel_bridge.libbpf.library import LibbpfError
 
 if TYPE_CHECKING:
@@ -93,6 +95,22 @@ def attach(
         attached.close()
         raise
     return attached
+
+
+def place_of(path: str, symbol: str) -> int:
+    """Where a function lies in a file, bytes from its start.
+
+    Raises:
+        LibbpfError: it is not there (errno ENOENT), or the file cannot be read as ELF.
+    """
+    try:
+        with ElfFile(path) as file:
+            place = file.offset_of(symbol.encode())
+    except (OSError, ElfError) as error:
+        raise LibbpfError(f"look for {symbol} in {path}", errno.EINVAL, str(error)) from error
+    if place is None:
+        raise LibbpfError(f"look for {symbol} in {path}", errno.ENOENT)
+    return place
 
 
 def _control(event: int, request: int, argument: int) -> None:

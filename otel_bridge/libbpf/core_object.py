@@ -170,6 +170,19 @@ class Object:
             f"leave out {program}", self._library.bpf_program__set_autoload, self._program(program), False
         )
 
+    def expect_attach_type(self, program: str, kind: int) -> None:
+        """Say how a program will be attached (linux/bpf.h: enum bpf_attach_type), before loading.
+
+        Raises:
+            LibbpfError: its kind of program is not attached that way.
+        """
+        self._library.call(
+            f"set how {program} is attached",
+            self._library.bpf_program__set_expected_attach_type,
+            self._program(program),
+            kind,
+        )
+
     def load(self) -> None:
         """Have the kernel verify and take the programs, and make the maps.
 

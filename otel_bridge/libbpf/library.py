@@ -61,6 +61,7 @@ _PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "bpf_map__set_initial_value": (_INT, (_PTR, _TEXT, _SIZE)),
     "bpf_program__name": (_TEXT, (_PTR,)),
     "bpf_program__section_name": (_TEXT, (_PTR,)),
+    "bpf_program__set_expected_attach_type": (_INT, (_PTR, _INT)),
     "bpf_program__set_autoload": (_INT, (_PTR, ctypes.c_bool)),
     "bpf_program__fd": (_INT, (_PTR,)),
     "bpf_program__attach": (_PTR, (_PTR,)),

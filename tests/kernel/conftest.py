@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import trustme
 
+from otel_bridge.kernel import uprobe_multi
 from otel_bridge.kernel.bcc import INSTALL, find_module
 from tests.support import kernel
 from tests.support.kernel import Worker, needs_bpf
@@ -43,6 +44,19 @@ def each_backend(request, monkeypatch):
     name = request.param
     settings = request.getfixturevalue("bcc") if name == "bcc" else {"backend": name}
     monkeypatch.setattr(kernel, "backend", settings)
+    return name
+
+
+@pytest.fixture(params=["libbpf", "perf-events", "bcc"])
+def each_attachment(request, monkeypatch):
+    """As `each_backend`, and with uprobes that are perf events, as before Linux 6.6."""
+    name = request.param
+    settings = request.getfixturevalue("bcc") if name == "bcc" else {"backend": "libbpf"}
+    monkeypatch.setattr(kernel, "backend", settings)
+    if name == "perf-events":
+        monkeypatch.setattr(uprobe_multi, "available", lambda: False)
+    elif name == "libbpf" and not uprobe_multi.available():
+        pytest.skip("needs links for uprobes: Linux 6.6 or later")
     return name
 
 

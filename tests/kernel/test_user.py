@@ -16,7 +16,7 @@ from tests.support.kernel import eventually, followed, monitoring, span_id
 from tests.support.processes import needs_command
 
 HERE = Path(__file__).parent
-pytestmark = pytest.mark.usefixtures("each_backend")
+pytestmark = pytest.mark.usefixtures("each_attachment")
 
 PRIME = 23
 LIBRARY = r"functions\.so"
@@ -180,11 +180,11 @@ def test_calls_faster_than_the_threshold_are_no_events(watch):
     assert len(events) == 3
 
 
-def test_a_span_is_handed_over_with_the_number_of_its_task(watch, each_backend):
+def test_a_span_is_handed_over_with_the_number_of_its_task(watch, each_attachment):
     """The decoding thread publishes nothing; by task at first, then by what only the task's end knows."""
     task = {"number": {"argument": 1, "type": "i32", "at": TASK_NUMBER}}
     # BCC has no static tracepoints (test_bcc.py); this one passes the arguments of the function it is in.
-    evicted = {"usdt": "kv_cache:evicted"} if each_backend == "libbpf" else {"symbol": "evict"}
+    evicted = {"usdt": "kv_cache:evicted"} if each_attachment != "bcc" else {"symbol": "evict"}
     monitor, worker = watch(
         {
             "name": "number",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pynvml
 import pytest
 
 from otel_bridge import catalog
+from otel_bridge.gpu.nvml import Nvml, NvmlError
 from tests.support.gpu import gpu
 from tests.support.processes import eventually
 
@@ -17,6 +19,19 @@ STATE = 5  # rounds after which everything was read once, when every one reads w
 def absent(rig, reading, reason):
     """How often a reading was absent for a reason."""
     return rig.telemetry.value(catalog.GPU_ABSENT_READINGS, reading=reading, reason=reason, **GPU)
+
+
+def test_looking_in_vain_for_a_driver_reads_the_binding_once(monkeypatch):
+    """A node without one is asked every few seconds, for ever."""
+
+    def absent_library(name):
+        raise OSError(name)
+
+    monkeypatch.setattr(pynvml, "CDLL", absent_library)
+    binding = pynvml.nvmlInit
+    with pytest.raises(NvmlError):
+        Nvml().open()
+    assert pynvml.nvmlInit is binding
 
 
 def test_utilization_that_the_driver_samples_no_more_is_stale(rig):
