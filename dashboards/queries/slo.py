@@ -36,10 +36,16 @@ LATENCY_WITHIN = Query(
     + rate(catalog.DERIVED_SPAN_DURATION, "count", BY_SERVICE, window="1h", **SERVER),
     SERVICE_LEGEND,
 )
+_ALERTS = "|".join(
+    [
+        *("ErrorBudgetBurn.*", "LatencyP99Surge", "LatencyWithThroughputDrop"),
+        *("RequestRateAtSaturatedGpu", "TokenThroughputDrop"),
+    ]
+)
 _PROMETHEUS = select(
     catalog.PROMETHEUS_ALERTS,
     scope=(),
-    alertname='=~"ErrorBudgetBurn.*|LatencyP99Surge|TokenThroughputDrop"',
+    alertname=f'=~"{_ALERTS}"',
     alertstate='="firing"',
 )
 FIRING = [

@@ -122,6 +122,16 @@ def test_prometheus_takes_them(tmp_path):
     )
 
 
+@pytest.mark.skipif(shutil.which("amtool") is None, reason="amtool is not installed")
+def test_alertmanager_takes_the_route(tmp_path, made):
+    """By amtool, as written, with the secret that it names in a file."""
+    config = tmp_path / "alertmanager.yml"
+    config.write_text(made[Path("alertmanager/alertmanager.yml")])
+    done = subprocess.run(["amtool", "check-config", config], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "SUCCESS" in done.stdout
+
+
 def test_a_bundle_is_checked_for_drift(tmp_path):
     """Changed, missing and left-over files are named; another write mends them and touches nothing else."""
     assert run(tmp_path, "--check").exit_code == 1

@@ -18,6 +18,7 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 from dashboards.build import documents, drift, text
 from otel_bridge import catalog
 from otel_bridge.bundle.grafana import OLDEST_GRAFANA
+from otel_bridge.rules.load import load_rules
 from tests.support.grafana import (
     GENERATED,
     annotations,
@@ -222,6 +223,21 @@ def test_rates_have_grafanas_interval(name):
         assert windows <= {"$__rate_interval"} | allowed, one.place
         bare = re.sub(r"(rate|increase)\([^()]*\)", "", one.expr)
         assert set(re.findall(r"[\w:]+(?=\{)", bare)) <= GAUGES, one.place
+
+
+def test_alerts_that_are_asked_for_by_name_exist():
+    """The SLO dashboard shows those of alerts/rules/slo.yaml, all of them; marks are of shipped rules."""
+    rules = load_rules([ROOT / "alerts" / "rules"])
+    objectives = {one.rule.name for one in load_rules([ROOT / "alerts" / "rules" / "slo.yaml"])}
+    (pattern,) = {
+        found for one in targets(DOCUMENTS["slo"]) for found in re.findall(r'alertname=~"([^"]+)"', one.expr)
+    }
+    assert {name for name in objectives if re.fullmatch(pattern, name)} == objectives
+    for part in pattern.split("|"):
+        assert any(re.fullmatch(part, name) for name in objectives), part
+    marked = {name for one in annotations(DOCUMENTS["slo"]) for name in re.findall(r'rule="(\w+)"', one.expr)}
+    assert len(marked) == 3
+    assert marked <= {one.rule.name for one in rules}
 
 
 @every
