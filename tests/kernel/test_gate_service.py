@@ -30,7 +30,14 @@ def configuration(directory, pins):
             "actions": {
                 "pins": str(pins),
                 "scan_interval": 0.1,
-                "gates": {"llama": {"targets": ["llama"], "process": f"*gate-service-{os.getpid()}*"}},
+                "gates": {
+                    "llama": {
+                        "targets": ["llama"],
+                        "process": f"*gate-service-{os.getpid()}*",
+                        # On a busy machine a killed process takes its time to end, and another one to start.
+                        "lease": "10m",
+                    }
+                },
             },
         },
     }
