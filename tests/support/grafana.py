@@ -18,7 +18,7 @@ ROUND_STEPS = (
     *((1.5, 1), (3.5, 2), (7.5, 5), (12.5, 10), (17.5, 15), (25, 20), (45, 30), (90, 60), (210, 120)),
     *((450, 300), (750, 600), (1050, 900), (1500, 1200), (2700, 1800), (5400, 3600)),
 )
-"""Seconds below which a step is made which round one."""
+"""Seconds below which a step is made which round one: `roundInterval` of @grafana/data 11.6."""
 
 FALLBACK = " or on () vector(0)"
 """What a query ends with whose series exist only after the first failure; tests look without it."""
