@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import platform
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -34,3 +36,23 @@ def test_requests_cost_no_new_pages():
     """A hundred rounds of 4 MB: next to no page is touched for the first time, a thousand a round without."""
     assert page_faults("kept") < 2000
     assert page_faults("default") > 20_000
+
+
+THP = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+HEAP = """
+from pathlib import Path
+from otel_bridge.memory import keep_freed_memory
+assert keep_freed_memory()
+print(Path("/proc/self/smaps").read_text())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc's allocator can be told")
+@pytest.mark.skipif(not THP.exists(), reason="the kernel has no transparent huge pages")
+def test_what_is_kept_may_lie_in_huge_pages():
+    """The kernel marks the stretch ("hg"); whether it has such pages free is its own affair."""
+    result = subprocess.run([sys.executable, "-c", HEAP], capture_output=True, text=True, check=True)
+    stretches = re.findall(r"\[heap\](?:\n[A-Z].*)+", result.stdout)
+    marked = [stretch for stretch in stretches if re.search(r"VmFlags:.* hg\b", stretch)]
+    sizes = [int(re.findall(r"Size: +(\d+) kB", stretch)[0]) for stretch in marked]
+    assert sum(sizes) > 30_000
