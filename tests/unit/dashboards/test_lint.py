@@ -16,6 +16,7 @@ from grafana_foundation_sdk.models import units
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from dashboards.build import documents, drift, text
+from dashboards.queries.engines import ENGINES
 from otel_bridge import catalog
 from otel_bridge.bundle.grafana import OLDEST_GRAFANA
 from otel_bridge.rules.load import load_rules
@@ -211,6 +212,31 @@ def test_targets_hide_no_spikes_and_starve_on_no_interval(name):
         for target in panel["targets"]:
             assert target["interval"] == "$scrape_interval"
             assert target["instant"] != target["range"]
+
+
+@every
+def test_every_selector_is_of_the_chosen_targets(name):
+    """By job and instance; engines by the jobs of their row; Prometheus's own alerts are of no target."""
+    document = DOCUMENTS[name]
+    found = 0
+    for one in [*targets(document), *annotations(document)]:
+        selectors = re.findall(r"([A-Za-z_][\w:]*)\{([^}]*)\}", one.expr)
+        assert selectors, one.place
+        for metric, matchers in selectors:
+            if metric == catalog.PROMETHEUS_ALERTS.name:
+                continue
+            found += 1
+            job = re.search(r'job=~"\$(\w+)"', matchers)
+            assert job, one.place
+            assert job[1] in {"job", *ENGINES}, one.place
+            assert job[1] in ENGINES or 'instance=~"$instance"' in matchers, one.place
+    assert found > 10
+
+
+@every
+def test_every_panel_asks_something(name):
+    """None is an empty frame."""
+    assert all(panel["targets"] for panel in panels(DOCUMENTS[name]))
 
 
 @every
