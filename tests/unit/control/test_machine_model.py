@@ -31,12 +31,14 @@ class Specification(RuleBasedStateMachine):
         self.firing: dict[str, float] = {}
         self.in_flight: dict[str, float] = {}
         self.passed = 0
+        self.overruled: set[str] = set()
 
     def after(self, record: Record) -> None:
         """Follow the permits of a half-open from the outside."""
         if record.state is not State.HALF_OPEN or record.since != self.record.since:
             self.in_flight, self.passed = {}, 0
         self.record = record
+        self.overruled &= record.holds.keys()
 
     @rule(seconds=st.sampled_from([0.001, 1.0, 9.0, 10.0, 25.0, 59.0, 60.0, 3600.0]))
     def time_passes(self, seconds):
@@ -44,7 +46,7 @@ class Specification(RuleBasedStateMachine):
         before = self.record
         self.after(machine.advance(before, self.rules, self.now))
         if before.state is State.OPEN:
-            leases = [hold.until for hold in before.holds.values() if not hold.muted]
+            leases = [hold.until for key, hold in before.holds.items() if key not in self.overruled]
             ended = max([before.base_until, *leases]) <= self.now
             expected = State.HALF_OPEN if ended else State.OPEN
             assert self.record.state is expected, "an open ends with its lease, no sooner and no later"
@@ -71,7 +73,7 @@ class Specification(RuleBasedStateMachine):
         assert self.record.holds[key].until >= self.now + LEASE
         if held is None:
             assert self.record.state is State.OPEN, "an alert that newly fires opens"
-        elif held.muted:
+        elif key in self.overruled:
             assert self.record.state is before.state, "an alert that an operator overruled does not"
         assert self.fired(key) is self.record, "the same alert twice is the same as once"
 
@@ -85,7 +87,7 @@ class Specification(RuleBasedStateMachine):
         before = machine.advance(self.record, self.rules, self.now)
         self.after(machine.resolve(self.record, self.rules, self.now, key))
         assert key not in self.record.holds
-        others = [hold for other, hold in before.holds.items() if other != key and not hold.muted]
+        others = before.holds.keys() - self.overruled - {key}
         if before.state is State.OPEN and (others or before.base_until > self.now):
             assert self.record.state is State.OPEN
         elif before.state is State.OPEN and key in before.holds:
@@ -152,6 +154,7 @@ class Specification(RuleBasedStateMachine):
     @rule()
     def operator_closes(self):
         self.after(machine.close(self.record, self.rules, self.now, "operator"))
+        self.overruled = set(self.record.holds)
         assert (self.record.state, self.record.mode) == (State.CLOSED, Mode.AUTO)
 
     @rule()

@@ -65,6 +65,20 @@ async def test_after_another_boot_never_longer_than_one_open_time(tmp_path, step
     again.store.close(5)
 
 
+@pytest.mark.parametrize(("forced", "longest"), [(False, 60.0), (True, 3600.0)])
+def test_after_another_boot_an_operators_long_open_has_a_lease_again(tmp_path, forced, longest):
+    """The open time, or the lease of a forced one: a wall clock that stood still must not prolong it."""
+    world = World(file=tmp_path / "s")
+    open_one(world)
+    breaker = world.board.find(KEY)
+    order = machine.force_open if forced else machine.open_for
+    world.board.operate(breaker, breaker.step(order, 86_400.0, "drill"), "me", "drill")
+    world.store.close(5)
+    again = World(world.clock, tmp_path / "s", boot="another")
+    assert again.record(KEY).until - again.clock.monotonic() == longest
+    again.store.close(5)
+
+
 def test_what_an_operator_said_survives(tmp_path):
     """A disabled breaker is disabled after a restart."""
     world = World(file=tmp_path / "s")

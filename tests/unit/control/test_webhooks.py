@@ -47,7 +47,7 @@ class Receiver:
     def __init__(self) -> None:
         self.statuses: list[int] = []
         self.requests: list[tuple[str, str, dict[str, str], bytes]] = []
-        self.retry_after = ""
+        self.retry_after = self.location = ""
 
     async def __aenter__(self) -> Self:
         app = web.Application()
@@ -64,9 +64,8 @@ class Receiver:
     async def _take(self, request: web.Request) -> web.Response:
         self.requests.append((request.method, request.path_qs, dict(request.headers), await request.read()))
         status = self.statuses.pop(0) if self.statuses else 200
-        return web.Response(
-            status=status, headers={"Retry-After": self.retry_after} if self.retry_after else None
-        )
+        headers = {"Retry-After": self.retry_after, "Location": self.location}
+        return web.Response(status=status, headers={name: text for name, text in headers.items() if text})
 
     @property
     def states(self) -> list[str]:
@@ -190,9 +189,20 @@ async def test_one_target_does_not_wait_for_another():
         assert [entry[0] for entry in sender.audit] == ["b", "a"]
 
 
-@pytest.mark.parametrize("status", [301, 400, 401, 404])
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+async def test_no_redirect_is_followed(status):
+    """The address is the configuration's; who answers there must not choose another one."""
+    async with Receiver() as receiver, Receiver() as other, Sender(receiver.url) as sender:
+        receiver.statuses, receiver.location = [status], other.url
+        sender.dispatcher.submit(change())
+        await sender.until(1)
+        assert sender.results == ["failed"]
+        assert not other.requests
+
+
+@pytest.mark.parametrize("status", [400, 401, 404])
 async def test_a_refusal_for_good_is_not_repeated(status):
-    """And no redirect is followed: the address is the configuration's."""
+    """It would be the same again."""
     async with Receiver() as receiver, Sender(receiver.url) as sender:
         receiver.statuses = [status]
         sender.dispatcher.submit(change())

@@ -70,6 +70,16 @@ async def test_an_open_that_has_ended_is_not_renewed():
     assert gate.shut_for == 0.0
 
 
+async def test_an_open_that_has_ended_does_not_hide_a_half_open():
+    """Of another target; whichever the board looks at first."""
+    gate = Gate()
+    gate.turn(State.OPEN, 5.0, target="llama/8b")
+    gate.turn(State.HALF_OPEN, target="llama/70b")
+    await gate.clock.advance(5.0)
+    gate.renew()
+    assert (gate.shut_for, gate.share) == (LEASE, 0.25)
+
+
 def test_half_open_admits_its_share_and_open_nobody():
     """Closed again, the share means nothing."""
     gate = Gate()
