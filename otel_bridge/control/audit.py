@@ -16,7 +16,7 @@ class Entry:
     Attributes:
         time: unix nanoseconds.
         target: the breaker's key; empty for what concerns all.
-        event: "transition", "action", "alert", "store", "operator".
+        event: "transition", "action", "alert", "store", "operator", "clock".
         before: state and mode before ("closed", "open/forced_open"); empty where nothing changed.
         after: the same afterwards.
         cause: one of `Cause`, or for other events a word of theirs ("delivered", "unknown_target").

@@ -31,6 +31,7 @@ from otel_bridge.control.replicas import RedisReplicas
 from otel_bridge.control.sources import Sources
 from otel_bridge.control.store import StateStore
 from otel_bridge.control.strategies import Strategies
+from otel_bridge.control.wall_clock import WallClock
 from otel_bridge.verbosity import Verbosity
 
 if TYPE_CHECKING:
@@ -119,6 +120,7 @@ class Control:
             book = AlertBook(alertmanager, self.board, self.sources, telemetry, clock)
             self.alertmanager = AlertmanagerWebhook(alertmanager, book, telemetry, clock)
         self.operators = Operators(config.operators, self.board, self.history, self.limiter)
+        self._wall_clock = WallClock(clock, self.board.audit)
         self._started: list[Component] = []
         self._ticker: asyncio.Task[None] | None = None
 
@@ -231,6 +233,7 @@ class Control:
             await self._clock.sleep(TICK if busy else IDLE_TICK)
             self.sources.renew()
             self.board.advance()
+            self._wall_clock.look()
             if self.limiter is not None:
                 self.limiter.tick()
 

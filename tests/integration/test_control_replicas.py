@@ -330,4 +330,5 @@ async def test_wall_clocks_that_are_set_change_nothing(redis, tmp_path, step):
         for end in ends:
             assert end == pytest.approx(begin + 3, abs=0.5)
         words = [word for member in members for word in member.words()]
-        assert set(words) == {"slow_calls", "open_time_ended"}
+        assert set(words) == {"slow_calls", "open_time_ended", "set"}
+        assert words.count("set") == 1
