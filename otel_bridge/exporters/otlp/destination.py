@@ -297,10 +297,9 @@ class Destination:
                     self._taking = True
                     self._run(self._work_from_disk())
                 return
-            batch = self._queue.take(self._batch_size)
-            if not batch:
+            if not self._queue:
                 break
-            self._run(self._work(batch))
+            self._run(self._work(self._queue.take(self._batch_size)))
         if now < self._health.open_at:
             self._gate_alarm.set(self._health.open_at)
         elif now < self._take_at:

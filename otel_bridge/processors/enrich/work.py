@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from otel_bridge.columns import JsonPaths, Words, all_of
+from otel_bridge.columns import JsonPaths, Words
 from otel_bridge.processors.enrich import vocabulary
 from otel_bridge.processors.enrich.values import BYTES, STRING, where
 
@@ -195,12 +195,13 @@ class Work:
         Values that targets found on a span count as well, see `add_evidence`.
         """
         if self._llm is None:
+            if any(len(rows) == self.size for rows in self._evidence):
+                self._llm = np.ones(self.size, np.bool_)
+                return self._llm
             batch, marks = self.batch, self._landmarks
             self._llm = self.marked.copy()
             for rows in self._evidence:
                 self._llm[rows] = True
-            if all_of(self._llm):
-                return self._llm
             for slot in marks.targets:
                 if slot in self.present:
                     records = batch.column(slot)
