@@ -17,7 +17,7 @@ from otel_bridge.kernel.probes import cuda
 from otel_bridge.kernel.records import CudaOperation
 from otel_bridge.model import KernelEventKind, Match
 from tests.support.gpu import SCENARIO, STANDIN, Scenario, build
-from tests.support.kernel import eventually, followed, monitoring
+from tests.support.kernel import eventually, followed, monitoring, trace_id
 from tests.support.processes import needs_command
 
 HERE = Path(__file__).parent
@@ -241,16 +241,19 @@ def test_slow_calls_are_events_with_how_long_they_took(watch, shared, scenario):
 
 
 def test_gaps_between_launches_of_one_span(watch, shared):
-    """60 ms are one, 1 ms is none, and what lies between two spans is none."""
+    """60 ms are one, 1 ms is none, and what lies between two spans is none, also of one trace."""
     monitor, worker = watch(shared, 2)
     call(worker, "launch_twice", 60_000, span=1)
     worker.do({"do": "sleep", "times": 1, "seconds": 0.1})
     call(worker, "launch_twice", 1_000, span=2)
+    worker.do({"do": "sleep", "times": 1, "seconds": 0.1})
+    call(worker, "launch_twice", 1_000, span=3, trace_id=trace_id(2).hex())
     monitor.close()
     gaps = monitor.events.on_span(KernelEventKind.CUDA_LAUNCH_GAP, 1)
     assert len(gaps) == PRIME
     assert (gaps["duration"] >= 60_000_000).all()
-    assert not len(monitor.events.on_span(KernelEventKind.CUDA_LAUNCH_GAP, 2))
+    for number in (2, 3):
+        assert not len(monitor.events.on_span(KernelEventKind.CUDA_LAUNCH_GAP, number))
 
 
 def test_launches_can_be_left_alone(watch, shared):

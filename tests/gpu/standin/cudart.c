@@ -38,7 +38,7 @@ EXPORT int cudaMemcpy(void *to, const void *from, size_t size, int kind)
 	THEN_RETURN(cuMemcpyHtoD_v2((pointer_t)to, from, size));
 }
 
-/* Between two devices, and of rows: the real ones ask the driver in ways that no probe knows. */
+/* The real ones ask the driver in ways that no probe knows; these in one call, and in one for each row. */
 EXPORT int cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int from_device, size_t size,
 			       void *stream)
 {
@@ -48,7 +48,11 @@ EXPORT int cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int fr
 EXPORT int cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
 			     size_t height, int kind, void *stream)
 {
-	THEN_RETURN(cuMemcpyHtoD_v2((pointer_t)to, from, width * height));
+	int failed = 0;
+
+	for (size_t row = 0; row < height; row++)
+		failed |= cuMemcpyHtoD_v2((pointer_t)to + row * to_pitch, (const char *)from + row * from_pitch, width);
+	THEN_RETURN(failed);
 }
 
 struct dim3 {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pynvml
 import pytest
 
@@ -86,14 +88,14 @@ def test_more_memory_than_there_is_is_blank(rig):
 
 def test_a_counter_that_began_anew_is_no_throughput(rig):
     """A negative rate, or one of the whole counter, would be a lie."""
-    one = rig(gpu("GPU-a"), BUSY, **EACH_ROUND)
+    one = rig(f"begin {time.time() - 1000:.0f}", gpu("GPU-a"), BUSY, **EACH_ROUND)
 
     def throughput():
         one.rounds(STATE)
         return one.sink.of(catalog.GPU_PCIE_THROUGHPUT)
 
     eventually("it is told", throughput)
-    one.play(gpu("GPU-a"), BUSY)  # the stand-in's counters begin anew with each scenario
+    one.play(gpu("GPU-a"), BUSY)  # the stand-in's counters count from its scenario's beginning, now
     one.rounds(2 * STATE)
     assert absent(one, "pcie_throughput", "counter_reset") == 2
     for metric in (catalog.GPU_PCIE_THROUGHPUT, catalog.GPU_NVLINK_THROUGHPUT):

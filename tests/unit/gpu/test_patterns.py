@@ -72,15 +72,16 @@ class Card:
             self.clock._move_to(second + 1)
             now = self.clock.time_ns()
             moments = [now - SECOND + (part + 1) * SECOND // SAMPLES for part in range(SAMPLES)]
-            rates = [
-                reading(catalog.GPU_UTILIZATION_RATIO, at(busy, (one - T0) / 1e9), one) for one in moments
-            ]
-            self.hub.take_utilization("GPU-a", rates)
-            activity = (
-                reading(catalog.GPU_SM_OCCUPANCY_RATIO, at(occupancy, second), now),
+            metric = catalog.GPU_UTILIZATION_RATIO
+            if busy is not None:
+                rates = [reading(metric, at(busy, (one - T0) / 1e9), one) for one in moments]
+                self.hub.take_utilization("GPU-a", rates)
+            activity = [
                 reading(catalog.GPU_SM_ACTIVE_RATIO, at(active, second), now),
                 reading(catalog.GPU_DRAM_ACTIVE_RATIO, at(dram, second), now),
-            )
+            ]
+            if occupancy is not None:
+                activity.append(reading(catalog.GPU_SM_OCCUPANCY_RATIO, at(occupancy, second), now))
             self.hub.take_slow("GPU-a", "activity", activity)
             if second % 2 == 0:
                 self.hub.take_processes("GPU-a", [ProcessUse(pid, 1 << 30) for pid in self.pids], 1 << 34)
@@ -160,6 +161,16 @@ def test_the_gap_of_a_card_that_idles_is_nothing(card):
     card.live(25, occupancy=0.1, busy=0.3)
     assert set(card.shown(catalog.GPU_PREEMPTED).values()) == {0}
     assert set(card.shown(catalog.GPU_PREEMPTION_GAP_RATIO).values()) == {0}
+
+
+def test_what_is_read_no_more_is_judged_no_more(card):
+    """Neither preemption nor sawtooth goes on as it was, nor ends: it is absent."""
+    card.live(320)
+    assert card.shown(catalog.GPU_SAWTOOTH_SWING_RATIO)
+    assert card.shown(catalog.GPU_PREEMPTED)
+    card.live(35, busy=None, occupancy=None)
+    assert card.shown(catalog.GPU_SAWTOOTH_SWING_RATIO) == {}
+    assert card.shown(catalog.GPU_PREEMPTED) == {}
 
 
 # C5

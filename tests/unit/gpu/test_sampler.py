@@ -13,6 +13,7 @@ import pytest
 from otel_bridge import catalog
 from otel_bridge.gpu.nvml import NvmlError
 from tests.support.gpu import gpu
+from tests.support.processes import eventually
 
 MIB = 1 << 20
 BUSY = "utilization constant 91\noccupancy constant 60"
@@ -62,12 +63,13 @@ def test_throughput_is_the_driver_s_counters_over_its_own_time(rig):
 def test_utilization_carries_the_driver_s_time(rig):
     """Samples lie on the driver's grid of six a second, each told once."""
     one = rig(gpu("GPU-a"), "utilization saw 0 100 10")
-    end = time.monotonic() + 1.0
-    while time.monotonic() < end:
-        one.sampler.step()
-        time.sleep(0.02)
-    times = [item.time for item in one.sink.readings if item.metric == catalog.GPU_UTILIZATION_RATIO.name]
-    assert len(times) >= 5
+
+    def told():
+        one.rounds(1, seconds=0.5)
+        times = [item.time for item in one.sink.readings if item.metric == catalog.GPU_UTILIZATION_RATIO.name]
+        return times if len(times) >= 12 else None
+
+    times = eventually("two seconds of them are told", told)
     assert times == sorted(set(times))
     assert {moment // 1000 % 166667 for moment in times} == {0}
 
@@ -136,6 +138,23 @@ def test_a_lost_card_shows_nothing_and_comes_back_by_itself(rig, code):
     assert one.shown(catalog.GPU_UP, gpu_uuid="GPU-a") == 1
     assert one.shown(catalog.GPU_MEMORY_USED_RATIO, gpu_uuid="GPU-a") == 0.5
     assert [firing.active for firing in one.sink.firings] == [True, True, False, False]
+
+
+def test_for_the_sake_of_some_cards_the_library_is_loaded_anew_once(rig):
+    """After a minute, and not again while they stay away: the others pause for it. They come back without."""
+    cards = gpu("GPU-a"), gpu("GPU-b")
+    one = rig(*cards, slow_interval="100ms")
+    one.rounds(1)
+    one.play("error * 0 15", *cards)
+    for seconds, reloads in ((55, 0), (15, 1), (130, 1)):
+        one.rounds(seconds, seconds=1.0)
+        assert one.telemetry.value(catalog.GPU_REINITIALIZATIONS) == reloads
+        assert one.shown(catalog.GPU_UP, gpu_uuid="GPU-a") == 0
+        assert one.shown(catalog.GPU_UP, gpu_uuid="GPU-b") == 1
+    one.play(*cards)
+    one.rounds(7, seconds=1.0)
+    assert one.shown(catalog.GPU_UP, gpu_uuid="GPU-a") == 1
+    assert one.telemetry.value(catalog.GPU_REINITIALIZATIONS) == 1
 
 
 def test_reserved_memory_is_not_used_memory(rig):

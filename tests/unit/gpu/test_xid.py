@@ -75,6 +75,20 @@ def test_a_card_that_came_back_reports_again(rig, logged):
     assert eventually("it is reported", seen) == [("GPU-a", 79)]
 
 
+def test_a_watch_that_has_ended_is_begun_anew(rig, logged):
+    """As after a call that held up a reload."""
+    one = rig(gpu("GPU-a"))
+    one.rounds(1)
+    assert one.sampler._watch.stop(60)
+    one.play(gpu("GPU-a"), "xid 79 0")
+
+    def seen():
+        one.rounds(1, seconds=1)
+        return reported(logged)
+
+    assert eventually("it is reported", seen) == [("GPU-a", 79)]
+
+
 @pytest.mark.parametrize("call", ["nvmlEventSetCreate", "nvmlDeviceRegisterEvents", "nvmlEventSetWait"])
 def test_a_driver_that_refuses_is_asked_again(rig, logged, call):
     """Said once; what is reported later is seen."""
