@@ -100,7 +100,9 @@ class Claims:
     def _key(self, limit: Limit, values: Mapping[str, str]) -> str | None:
         """The bucket of a request; None when the limit does not concern it."""
         config = limit.config
-        if not all(fnmatchcase(values[name], pattern) for name, pattern in config.match.items()):
+        if config.match and not all(
+            fnmatchcase(values[name], pattern) for name, pattern in config.match.items()
+        ):
             return None
         if config.nameless == "skip" and not all(values[name] for name in config.by):
             return None

@@ -83,7 +83,12 @@ class Limiter:
         self._audit = audit
         self._draw = draw
         self._most_tokens = limits.most_tokens
-        self._results = telemetry.counter(catalog.LIMIT_DECISIONS)
+        results = telemetry.counter(catalog.LIMIT_DECISIONS)
+        self._results = {
+            (limit.number, result): results.labels(limit.name, result)
+            for limit in self.limits
+            for result in RESULTS
+        }
         self._tokens = telemetry.counter(catalog.LIMIT_TOKENS)
         self._settlements = telemetry.counter(catalog.LIMIT_SETTLEMENTS)
         self._buckets = telemetry.gauge(catalog.LIMIT_BUCKETS)
@@ -103,8 +108,6 @@ class Limiter:
         for limit in self.limits:
             self._buckets.labels(limit.name).set(0)
             self._overflows.labels(limit.name)
-            for result in RESULTS:
-                self._results.labels(limit.name, result)
             if limit.settles:
                 for kind in ("reserved", "returned", "overrun"):
                     self._tokens.labels(limit.name, kind)
@@ -219,9 +222,9 @@ class Limiter:
         refused = None
         for limit, amount in claim.too_large:
             if limit.config.dry_run:
-                self._results.labels(limit.name, "would_refuse").inc()
+                self._results[limit.number, "would_refuse"].inc()
                 continue
-            self._results.labels(limit.name, "too_large").inc()
+            self._results[limit.number, "too_large"].inc()
             refused = Verdict(
                 limit,
                 f"the request is taken for {amount:.0f} {limit.config.unit}, and limit {limit.name} never "
@@ -237,11 +240,11 @@ class Limiter:
         ]
         if short:
             for _, draw in short:
-                self._results.labels(draw.limit.name, "refused").inc()
+                self._results[draw.limit.number, "refused"].inc()
             wait, draw = max(short, key=lambda one: one[0])
             return Verdict(draw.limit, _reason(draw), self._spread(wait), degraded)
         for draw, found in zip(claim.draws, drawn, strict=True):
-            self._results.labels(draw.limit.name, "would_refuse" if found.wait else "allowed").inc()
+            self._results[draw.limit.number, "would_refuse" if found.wait else "allowed"].inc()
             if draw.limit.settles and not found.wait:
                 self._tokens.labels(draw.limit.name, "reserved").inc(draw.amount)
         return Verdict(degraded=degraded)
@@ -250,7 +253,7 @@ class Limiter:
         for draw in claim.draws:
             if not draw.limit.config.dry_run:
                 reason = "the replicas' store cannot be reached, and limits are refused without it"
-                self._results.labels(draw.limit.name, "refused").inc()
+                self._results[draw.limit.number, "refused"].inc()
                 return Verdict(draw.limit, reason, _WAIT_WITHOUT_REDIS * (1 + self._draw()), degraded=True)
         return Verdict(degraded=True)
 
