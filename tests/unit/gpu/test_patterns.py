@@ -168,9 +168,10 @@ def test_what_is_read_no_more_is_judged_no_more(card):
     card.live(320)
     assert card.shown(catalog.GPU_SAWTOOTH_SWING_RATIO)
     assert card.shown(catalog.GPU_PREEMPTED)
-    card.live(35, busy=None, occupancy=None)
-    assert card.shown(catalog.GPU_SAWTOOTH_SWING_RATIO) == {}
+    card.live(17, busy=None, occupancy=None)
     assert card.shown(catalog.GPU_PREEMPTED) == {}
+    card.live(18, busy=None, occupancy=None)
+    assert card.shown(catalog.GPU_SAWTOOTH_SWING_RATIO) == {}
 
 
 # C5
