@@ -71,22 +71,49 @@ static __always_inline void simple_event(enum event_kind kind, struct sock *sk)
 		bpf_ringbuf_submit(record, 0);
 }
 
+static __always_inline void retransmit_event(struct sock *sk, const struct origin *origin, struct sent_again what)
+{
+	struct tcp_event *record = socket_event(EVENT_TCP_RETRANSMIT, sk, origin, bpf_ktime_get_boot_ns());
+
+	if (!record)
+		return;
+	record->bytes = what.bytes;
+	record->segments = what.segments;
+	bpf_ringbuf_submit(record, 0);
+}
+
+/* What nobody told of is the span's that sent all bytes it may be of; where several did, nobody's. */
+static __always_inline void tell_untold(struct sock *sk, struct tcp_sock *tcp, struct sent_again now)
+{
+	struct senders *all = bpf_sk_storage_get(&senders, sk, NULL, 0);
+	struct sent_again before;
+	struct origin origin;
+
+	if (!all || !all->count)
+		return;
+	before = untold(all, tcp, now);
+	if (!before.segments)
+		return;
+	sender_of(all, before.from, FIELD(tcp, snd_nxt) - 1, &origin);
+	retransmit_event(sk, &origin, before);
+}
+
 /* SYN and FIN carry no data: they belong to whoever used the socket last. */
 static __always_inline void sent_again(struct sock *sk, struct sk_buff *skb)
 {
 	struct tcp_skb_cb *control = (void *)skb->cb;
-	__u32 sequence = BPF_CORE_READ(control, seq);
-	struct tcp_event *record;
+	struct tcp_sock *tcp = bpf_skc_to_tcp_sock(sk);
+	struct sent_again now = {
+		.bytes = FIELD(skb, len),
+		.segments = BPF_CORE_READ(control, tcp_gso_segs),
+	};
 	struct origin origin;
 
-	if (!FIELD(skb, len) || !segment_origin(sk, sequence, &origin))
+	if (tcp)
+		tell_untold(sk, tcp, now);
+	if (!now.bytes || !segment_origin(sk, BPF_CORE_READ(control, seq), &origin))
 		socket_origin(sk, &origin);
-	record = socket_event(EVENT_TCP_RETRANSMIT, sk, &origin, bpf_ktime_get_boot_ns());
-	if (!record)
-		return;
-	record->bytes = FIELD(skb, len);
-	record->segments = BPF_CORE_READ(control, tcp_gso_segs);
-	bpf_ringbuf_submit(record, 0);
+	retransmit_event(sk, &origin, now);
 }
 
 static __always_inline void connect_began(struct sock *sk)
@@ -185,7 +212,12 @@ static __always_inline void segment_received(struct sock *sk, struct sk_buff *sk
 	struct windows *windows;
 	__u16 window;
 
-	if (!tcp || bpf_probe_read_kernel(&window, sizeof(window), FIELD(skb, data) + WINDOW))
+	if (!tcp)
+		return;
+	/* What it acknowledges is still counted as sent and not acknowledged. */
+	if (FIELD(tcp, total_retrans))
+		tell_untold(sk, tcp, (struct sent_again){});
+	if (bpf_probe_read_kernel(&window, sizeof(window), FIELD(skb, data) + WINDOW))
 		return;
 	if (window && FIELD(tcp, snd_wnd))
 		return;
@@ -204,7 +236,11 @@ static __always_inline void connection_closed(struct sock *sk)
 	struct windows *windows = bpf_sk_storage_get(&zero_windows, sk, NULL, 0);
 	struct tcp_sock *tcp = bpf_skc_to_tcp_sock(sk);
 
-	if (tcp && windows && windows->peer_zero_ns)
+	if (!tcp)
+		return;
+	if (FIELD(tcp, total_retrans))
+		tell_untold(sk, tcp, (struct sent_again){});
+	if (windows && windows->peer_zero_ns)
 		peer_window_was_zero(sk, tcp, windows, -FIELD(sk, sk_err));
 }
 

@@ -105,7 +105,9 @@ struct sock {
 
 struct tcp_sock {
 	unsigned int srtt_us; /* smoothed round trip, shifted left by 3 */
-	unsigned int total_retrans;
+	unsigned int total_retrans; /* segments */
+	unsigned long long bytes_retrans;
+	unsigned int snd_una; /* of the first byte that is not acknowledged */
 	unsigned int snd_wnd; /* as the peer told it last */
 	unsigned int rcv_wnd; /* as the peer was told last */
 	unsigned int rcv_nxt; /* of the next byte that is received */

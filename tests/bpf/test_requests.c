@@ -14,10 +14,7 @@ enum { TGID = 42, TID = 43 };
 
 static struct task_struct task;
 static struct pt_regs___syscall registers;
-static struct {
-	struct sock sock;
-	struct tcp_sock tcp;
-} connections[2];
+static struct fake_connection connections[2];
 #define server connections[0].sock
 #define another connections[1].sock
 

@@ -5,10 +5,7 @@
 enum { TGID = 42 };
 
 static struct task_struct task;
-static struct {
-	struct sock sock;
-	struct tcp_sock tcp;
-} connection = {.sock = {.__sk_common.skc_family = ADDRESS_FAMILY_INET, .sk_protocol = PROTOCOL_TCP}};
+static struct fake_connection connection = {.sock = {.__sk_common.skc_family = ADDRESS_FAMILY_INET, .sk_protocol = PROTOCOL_TCP}};
 static struct sock *sk = &connection.sock;
 static struct thread_record record;
 static struct thread_record *variable = &record;
@@ -164,6 +161,87 @@ static void a_send_that_failed_sent_nothing(void)
 	CHECK(!segment_origin(sk, 1000, &origin));
 }
 
+static struct sent_again told_besides(__u32 segments, __u64 bytes)
+{
+	struct senders *all = bpf_sk_storage_get(&senders, sk, NULL, 0);
+
+	return untold(all, &connection.tcp, (struct sent_again){.segments = segments, .bytes = bytes});
+}
+
+static void what_nobody_told_of_is_told_once(void)
+{
+	struct sent_again found;
+
+	begin();
+	connection.tcp.total_retrans = 3; /* the handshake's, or of before the probe was there */
+	connection.tcp.bytes_retrans = 7;
+	send(7, 100);
+	CHECK(told_besides(0, 0).segments == 0);
+	connection.tcp.total_retrans += 2;
+	connection.tcp.bytes_retrans += 50;
+	CHECK(told_besides(2, 50).segments == 0);
+	connection.tcp.total_retrans += 5;
+	connection.tcp.bytes_retrans += 90;
+	found = told_besides(1, 20);
+	CHECK(found.segments == 4 && found.bytes == 70);
+	CHECK(told_besides(0, 0).segments == 0 && told_besides(0, 0).bytes == 0);
+	send(8, 100);
+	connection.tcp.total_retrans += 1;
+	connection.tcp.bytes_retrans += 10;
+	found = told_besides(0, 0);
+	CHECK(found.segments == 1 && found.bytes == 10);
+}
+
+static void counts_of_what_is_sent_again_wrap_around(void)
+{
+	begin();
+	connection.tcp.total_retrans = (__u32)-1;
+	send(7, 100);
+	connection.tcp.total_retrans += 2;
+	CHECK(told_besides(1, 0).segments == 1);
+}
+
+/* The span of all that may have been sent again, unseen, until now. */
+static __u64 span_of_untold(void)
+{
+	struct sent_again found = told_besides(0, 0);
+	struct origin origin;
+
+	CHECK(found.segments == 1);
+	sender_of(bpf_sk_storage_get(&senders, sk, NULL, 0), found.from, connection.tcp.snd_nxt - 1, &origin);
+	return origin.span_id;
+}
+
+static void what_nobody_told_of_is_whose_who_sent_all_that_it_may_be_of(void)
+{
+	begin();
+	connection.tcp.snd_una = 1000;
+	send(7, 100);
+	connection.tcp.snd_nxt = 1100;
+	connection.tcp.total_retrans++;
+	CHECK(span_of_untold() == 7);
+	/* All of it arrived; the next one begins. */
+	connection.tcp.snd_una = 1100;
+	send(8, 100);
+	connection.tcp.snd_nxt = 1200;
+	connection.tcp.total_retrans++;
+	CHECK(span_of_untold() == 8);
+	/* The next one begins while bytes of this one are under way: it may be either's. */
+	send(9, 100);
+	connection.tcp.snd_nxt = 1300;
+	connection.tcp.total_retrans++;
+	CHECK(span_of_untold() == 0);
+	/* It was sent again before the next one began, and nobody looked since. */
+	connection.tcp.snd_una = 1300;
+	told_besides(0, 0);
+	send(10, 100);
+	connection.tcp.total_retrans++;
+	connection.tcp.snd_una = 1400;
+	send(11, 100);
+	connection.tcp.snd_nxt = 1500;
+	CHECK(span_of_untold() == 0);
+}
+
 int main(void)
 {
 	RUN(each_byte_is_whose_who_sent_it);
@@ -177,5 +255,8 @@ int main(void)
 	RUN(a_half_written_list_is_not_used);
 	RUN(processes_that_are_not_followed_leave_no_trace);
 	RUN(a_send_that_failed_sent_nothing);
+	RUN(what_nobody_told_of_is_told_once);
+	RUN(counts_of_what_is_sent_again_wrap_around);
+	RUN(what_nobody_told_of_is_whose_who_sent_all_that_it_may_be_of);
 	return 0;
 }

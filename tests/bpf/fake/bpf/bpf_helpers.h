@@ -133,8 +133,12 @@ static int fake_delete(const void *declaration, const void *key, size_t key_size
 	((typeof((map)->value))fake_storage(map, task, sizeof(*(map)->value), flags))
 /* Only those whose storage does not go with them ask. */
 #define bpf_task_storage_delete(map, task) abort()
-/* Tests put it right behind its struct sock. */
-#define bpf_skc_to_tcp_sock(sk) ((struct tcp_sock *)((struct sock *)(sk) + 1))
+/* Tests make sockets as such. */
+struct fake_connection {
+	struct sock sock;
+	struct tcp_sock tcp;
+};
+#define bpf_skc_to_tcp_sock(sk) (&((struct fake_connection *)(sk))->tcp)
 #define bpf_map_delete_elem(map, item) fake_delete(map, item, sizeof(*(map)->key))
 
 static inline void *bpf_ringbuf_reserve(void *ring, __u64 size, __u64 flags)
