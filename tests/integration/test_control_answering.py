@@ -162,7 +162,7 @@ async def test_what_only_the_bridge_knows_is_asked_of_it():
 
 
 async def test_what_a_breaker_refuses_is_not_handed_on_for_its_limits():
-    """The bridge cannot be reached here: what is held to a limit needs it, what is refused anyway does not."""
+    """The bridge cannot be reached: what is held to a limit needs it, what is refused anyway does not."""
     async with asked(limits={"rules": {"all": {"by": ["service"], "amount": 2, "per": "1h"}}}) as world:
         world.operate("llama", machine.open_for, 60.0, "drill")
         (world.control.http._directory / "s").unlink()
