@@ -104,7 +104,7 @@ class Nvml:
 
     def _unload(self) -> None:
         library = self.api.nvmlLib
-        # Most nodes have no driver, and are asked for one again and again: reading the binding anew takes 40 ms.
+        # Most nodes have no driver, and are asked for one again and again; reading the binding takes 40 ms.
         if library is None:
             return
         # Forgets the library and the functions it found there.
