@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import structlog
 
 from otel_bridge import __version__
-from otel_bridge.connectors.derive.prometheus import DerivedCollector
 from otel_bridge.connectors.derive.push import Push
+from otel_bridge.connectors.derive.text import DerivedText
 from otel_bridge.contracts import SystemClock
 from otel_bridge.control.control import Control
 from otel_bridge.errors import BridgeError
@@ -102,7 +102,6 @@ class Service:
         self.pipeline = Pipeline(
             self.codec, steps, self.exporter, self.telemetry, self._clock, storage=settings.storage
         )
-        self.telemetry.registry.register(DerivedCollector(lambda: self.pipeline.derived, self._clock))
         self.push = Push(
             settings.connectors.derive.push, lambda: self.pipeline.derived, self.telemetry, self._clock
         )
@@ -117,7 +116,14 @@ class Service:
         self.pipeline.follow(self.kernel.complete_until)
         self.receiver = OtlpReceiver(settings.receivers.otlp, self.pipeline, self.telemetry)
         self.telemetry_server = (
-            TelemetryServer(metrics.endpoint, metrics, self.telemetry, lambda: self._not_ready, self.ui)
+            TelemetryServer(
+                metrics.endpoint,
+                metrics,
+                self.telemetry,
+                lambda: self._not_ready,
+                self.ui,
+                derived=DerivedText(lambda: self.pipeline.derived, self._clock),
+            )
             if metrics.endpoint
             else None
         )

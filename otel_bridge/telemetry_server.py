@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Protocol
 
 from aiohttp import web
 from prometheus_client.exposition import choose_encoder
@@ -17,12 +18,24 @@ from otel_bridge.listeners.tls import Certificates
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from prometheus_client.registry import Collector
+
     from otel_bridge.settings import MetricsSettings
     from otel_bridge.telemetry import Telemetry
     from otel_bridge.ui.pages import Ui
     from otel_bridge.units import Endpoint
 
+_OPENMETRICS = "application/openmetrics-text"
+_END = b"# EOF\n"
+
 SETTING = "service.telemetry.metrics"
+
+
+class MetricsText(Protocol):
+    """Metrics that are too many for prometheus-client to write."""
+
+    def write(self, *, openmetrics: bool) -> str:
+        """All of them, without the mark that ends OpenMetrics."""
 
 
 class TelemetryServer:
@@ -34,6 +47,7 @@ class TelemetryServer:
         telemetry: whose registry is served.
         not_ready: why the service is not ready yet, or None when it is.
         ui: the pages; None: there are none.
+        derived: what is served besides the registry.
     """
 
     def __init__(
@@ -43,12 +57,15 @@ class TelemetryServer:
         telemetry: Telemetry,
         not_ready: Callable[[], str | None],
         ui: Ui | None = None,
+        *,
+        derived: MetricsText | None = None,
     ) -> None:
         self._endpoint = endpoint
         self._config = config
         self._telemetry = telemetry
         self._not_ready = not_ready
         self._ui = ui
+        self._derived = derived
         self._auth: BearerAuth | None = None
         self._runner: web.AppRunner | None = None
         self.port = endpoint.port
@@ -95,10 +112,19 @@ class TelemetryServer:
                 self._auth.check(request.headers.get("Authorization"))
             except UnauthenticatedError as error:
                 return refused(error)
-        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
-        # In a thread: tens of thousands of series take a second, and spans must not wait for them.
-        body = await asyncio.to_thread(encode, self._telemetry.registry)
+        # No name here needs to be written in another way, whichever one the scraper would like.
+        accept = re.sub(r";\s*escaping=[^;,]*", "", request.headers.get("Accept", ""))
+        encode, content_type = choose_encoder(accept)
+        # In a thread: hundreds of thousands of samples take a second, and spans must not wait for them.
+        body = await asyncio.to_thread(self._text, encode, openmetrics=content_type.startswith(_OPENMETRICS))
         return web.Response(body=body, headers={"Content-Type": content_type})
+
+    def _text(self, encode: Callable[[Collector], bytes], *, openmetrics: bool) -> bytes:
+        own = encode(self._telemetry.registry)
+        if self._derived is None:
+            return own
+        derived = self._derived.write(openmetrics=openmetrics).encode()
+        return own.removesuffix(_END) + derived + _END if openmetrics else own + derived
 
     async def _healthz(self, _request: web.Request) -> web.Response:
         return web.json_response({"status": "alive"})

@@ -5,14 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from prometheus_client import CollectorRegistry
-from prometheus_client.openmetrics.exposition import generate_latest
-
 from otel_bridge import catalog
 from otel_bridge.batch import PlanBuilder
 from otel_bridge.connectors.derive.config import DeriveConfig
 from otel_bridge.connectors.derive.derive import Derive
-from otel_bridge.connectors.derive.prometheus import DerivedCollector
+from otel_bridge.connectors.derive.text import DerivedText
 from otel_bridge.processors.enrich.config import EnrichConfig
 from otel_bridge.processors.enrich.enrich import Enrich
 from otel_bridge.receivers.otlp.codec import choose_codec
@@ -81,9 +78,8 @@ class Deriving:
 
     def scrape(self) -> str:
         """What Prometheus gets."""
-        registry = CollectorRegistry()
-        registry.register(DerivedCollector(lambda: self.derive.metrics, self.clock))
-        return generate_latest(registry).decode()
+        text = DerivedText(lambda: self.derive.metrics, self.clock)
+        return text.write(openmetrics=True) + "# EOF\n"
 
 
 def deriving(**config: Any) -> Deriving:

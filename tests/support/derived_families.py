@@ -1,4 +1,4 @@
-"""Derived metrics as prometheus-client collects them: served in OpenMetrics, with exemplars."""
+"""Derived metrics as prometheus-client would collect and write them: what `text.py` is held to."""
 
 from __future__ import annotations
 
