@@ -17,7 +17,7 @@ from tests.support.cgroups import MIB, MemoryCgroup
 from tests.support.gpu import build
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from rich.console import Console
@@ -51,7 +51,13 @@ class Costs:
 
 
 def measure(
-    server: str, port: int, children: tuple[Child, Child], *, directory: Path, seconds: float
+    server: str,
+    port: int,
+    children: tuple[Child, Child],
+    *,
+    directory: Path,
+    seconds: float,
+    after_load: Callable[[], None],
 ) -> Costs:
     """Load all probes into a bridge, and have a server that it follows do one thing after the other.
 
@@ -61,6 +67,7 @@ def measure(
         children: the server, which ends with this, and a `switched_bridge`.
         directory: for the stand-in of CUDA.
         seconds: of load.
+        after_load: is called between requests that ask for nothing in particular and those that do.
     """
     process, bridge = children
     with ExitStack() as stack:
@@ -74,6 +81,7 @@ def measure(
         stack.callback(bridge.ask, "off")
         requests = clients.flood(server, port, seconds)
         flood = _costs(bridge)
+        after_load()
         clients.run(server, port, [Job(Kind.HANDSHAKE, times=3) for _ in range(_EACH)])
         clients.run(server, port, [Job(Kind.READ, times=7, size=BLOCK) for _ in range(_EACH)])
         cgroup.limit(cgroup.usage + _ROOM)
