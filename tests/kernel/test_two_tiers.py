@@ -28,8 +28,9 @@ NODE = (
     "kernel.probes.sched.run_queue_threshold=10s",
 )
 
-# Three seconds do on a machine of one's own; on a busy one a node's bridge and its Collector take longer.
-GATEWAY = ("processors.join.foreign_wait=10s",)
+# Three seconds do on a machine of one's own; on a busy one a node's bridge and its Collector take longer. The
+# gateway's Collector waits five for an answer.
+GATEWAY = ("processors.join.foreign_wait=4.5s",)
 
 
 def trace_id(number: int) -> bytes:
