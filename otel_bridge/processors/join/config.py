@@ -31,8 +31,8 @@ class JoinConfig(BaseModel):
     foreign_wait: Duration = Field(
         0.0,
         description="At a gateway: a request waits until its youngest span ended so long ago, for the events "
-        "that nodes' bridges send on when they have waited join.max_age for the span themselves. Keep it below "
-        "the sender's timeout, 5 s in the Collector's exporters.",
+        "that nodes' bridges send on when they have waited join.max_age for the span themselves. Keep it "
+        "below the sender's timeout, 5 s in the Collector's exporters.",
     )
     slack: Duration = Field(
         0.001, description="How far outside its span an event may lie: the clocks' alignment error."
