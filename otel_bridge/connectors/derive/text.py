@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from otel_bridge.connectors.derive.series import Exemplar, Point
     from otel_bridge.contracts import Clock
 
-_OVERFLOW = ((prometheus_name(catalog.METRIC_OVERFLOW.key), "true"),)
+_OVERFLOW = {prometheus_name(catalog.METRIC_OVERFLOW.key): "true"}
 _BOUND = "le"
 _EXACT_AS_IT_IS = 1_000_000
 """From here on Prometheus writes numbers with an exponent."""
@@ -31,6 +31,7 @@ _EXACT_AS_IT_IS = 1_000_000
 _exponent = cast("Callable[[float], str]", floatToGoString)
 
 _Labels = tuple[tuple[str, str], ...]
+"""By name, in order: the name, and what is written of it, `name="value"`."""
 
 
 class DerivedText:
@@ -69,11 +70,12 @@ class DerivedText:
 
 
 def _labels(names: tuple[str, ...], point: Point) -> _Labels:
-    """By name, as Prometheus has them: an empty one is none."""
+    """As Prometheus has them: an empty one is none."""
     if point.labels is None:
-        return _OVERFLOW
-    found = {name: value for name, value in zip(names, point.labels, strict=True) if value}
-    return tuple(sorted(found.items()))
+        found = _OVERFLOW
+    else:
+        found = {name: value for name, value in zip(names, point.labels, strict=True) if value}
+    return tuple((name, f'{name}="{_escaped(found[name])}"') for name in sorted(found))
 
 
 def _counter(
@@ -93,8 +95,8 @@ def _histogram(
     bounds = [f'{_BOUND}="{bound}"' for bound in (*map(_exponent, metric.buckets), "+Inf")]
     yield _head(metric, name, openmetrics=openmetrics)
     for labels, point in series:
-        before = "".join(f"{one}," for one in _each(label for label in labels if label[0] < _BOUND))
-        after = "".join(f",{one}" for one in _each(label for label in labels if label[0] > _BOUND))
+        before = "".join(f"{written}," for label, written in labels if label < _BOUND)
+        after = "".join(f",{written}" for label, written in labels if label > _BOUND)
         start, end = f"{name}_bucket{{{before}", f"{after}}} "
         upto = map(_number, accumulate(point.counts))
         if openmetrics:
@@ -116,12 +118,8 @@ def _head(metric: DerivedMetric, name: str, *, openmetrics: bool) -> str:
     return f"# HELP {name} {about}\n# TYPE {name} {metric.kind.value}\n"
 
 
-def _each(labels: Iterable[tuple[str, str]]) -> list[str]:
-    return [f'{name}="{_escaped(value)}"' for name, value in labels]
-
-
 def _braced(labels: _Labels) -> str:
-    return f"{{{','.join(_each(labels))}}}" if labels else ""
+    return f"{{{','.join(written for _, written in labels)}}}" if labels else ""
 
 
 def _escaped(value: str) -> str:
