@@ -14,10 +14,11 @@ from otel_bridge.gpu.assess import Assessor
 from otel_bridge.gpu.board import Board
 from otel_bridge.gpu.history import Series
 from otel_bridge.gpu.levels import Level
-from otel_bridge.gpu.processes import PROC, UNKNOWN, Processes
+from otel_bridge.gpu.processes import UNKNOWN, Processes
 from otel_bridge.gpu.tenants import Pressures, tenants_of
 from otel_bridge.gpu.usage import PATIENCE, Usage
 from otel_bridge.gpu.xid_counts import XidCounts
+from otel_bridge.mounts import PROC
 from otel_bridge.readings import Reading
 
 if TYPE_CHECKING:

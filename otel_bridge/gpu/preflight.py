@@ -10,7 +10,7 @@ from otel_bridge.findings import Finding, Verdict
 from otel_bridge.gpu.absent import Absences
 from otel_bridge.gpu.dcgm import read_scrape
 from otel_bridge.gpu.nvml import Nvml, NvmlError
-from otel_bridge.gpu.processes import PROC
+from otel_bridge.mounts import PROC
 from otel_bridge.telemetry import Telemetry
 
 if TYPE_CHECKING:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import re
 import threading
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-PROC = Path("/proc")
+from otel_bridge.mounts import PROC
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
 _CONTAINER = re.compile(r"[0-9a-f]{64}")
 _POD = re.compile(r"pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12})")
 _SHORT_ID = 12

@@ -295,7 +295,7 @@ class BccObject:
         cookie: int = 0,
     ) -> Descriptors:
         """See `Object.attach_uprobe`."""
-        place = offset + (uprobe.place_of(path, symbol) if symbol else 0)
+        place = uprobe.place_of(path, symbol, offset)
         return uprobe.attach(
             self._library, self._programs[program], path, place, at_return=at_return, cookie=cookie
         )

@@ -15,7 +15,6 @@ import os
 import select
 import threading
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -24,9 +23,11 @@ import structlog
 from otel_bridge.errors import BridgeError
 from otel_bridge.kernel.process_names import ProcessNames
 from otel_bridge.model import KernelEventKind
+from otel_bridge.mounts import PROC
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-PROC = Path("/proc")
 AGES = (0.05, 0.25, 0.7, 2.0, 3.0, 4.0, 5.0, 10.0, 15.0, 30.0)
 """Seconds between the looks at one process without news of mappings; the last repeats."""
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import structlog
 
-from otel_bridge.kernel.process_memory import PROC
+from otel_bridge.mounts import PROC
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

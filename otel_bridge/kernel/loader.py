@@ -20,7 +20,7 @@ from otel_bridge.libbpf import OBJECTS
 from otel_bridge.libbpf.library import LibbpfError, Map, run_statistics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
     from typing import Any
 
@@ -154,13 +154,11 @@ class AttachedFile:
 
     def detach(self) -> None:
         """Detach."""
-        uprobe_multi.close_all(self.links)
-        self.links.clear()
+        _detach_all([self])
 
 
-def _detach_all(files: Iterable[AttachedFile]) -> None:
-    """`AttachedFile.detach` of many, in the time of one where the kernel lets them."""
-    files = list(files)
+def _detach_all(files: Sequence[AttachedFile]) -> None:
+    """Detach from many files, in the time of one where the kernel lets them."""
     uprobe_multi.close_all(link for file in files for link in file.links)
     for file in files:
         file.links.clear()
@@ -468,7 +466,7 @@ class Loader:
         """Have no program run any more; what they left is still there."""
         for loaded in self.loaded.values():
             loaded.detach()
-        _detach_all(file for files in self._files.values() for file in files)
+        _detach_all([file for files in self._files.values() for file in files])
 
     def close(self) -> None:
         """Unload everything."""

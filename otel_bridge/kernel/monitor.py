@@ -19,7 +19,7 @@ from otel_bridge.kernel.backend import BTF, LibbpfBackend, choose
 from otel_bridge.kernel.bcc import BccBackend
 from otel_bridge.kernel.clock import Alignment
 from otel_bridge.kernel.config import ProbeConfig
-from otel_bridge.kernel.discovery import PROC, Discovery
+from otel_bridge.kernel.discovery import Discovery
 from otel_bridge.kernel.kernel_symbols import KernelSymbols
 from otel_bridge.kernel.loader import Loader, NotHereError
 from otel_bridge.kernel.mappings import MappingNews, MappingsError
@@ -33,6 +33,7 @@ from otel_bridge.kernel.split import Split
 from otel_bridge.kernel.stacks import StackNaming, Symbolizer
 from otel_bridge.kernel.time_wait import read_time_wait
 from otel_bridge.libbpf.library import LibbpfError, Library
+from otel_bridge.mounts import PROC
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -15,14 +15,13 @@ from otel_bridge.findings import Finding, Verdict
 from otel_bridge.kernel import bcc, openssl, privileges
 from otel_bridge.kernel.backend import BTF, tracepoints
 from otel_bridge.kernel.backend import choose as choose_backend
-from otel_bridge.kernel.discovery import PROC
 from otel_bridge.kernel.kernel_symbols import traced
 from otel_bridge.kernel.loader import choose, object_path
 from otel_bridge.kernel.openssl import Coverage, OpensslFile
 from otel_bridge.kernel.probes import PROBES, is_wanted
 from otel_bridge.libbpf import BUILD_COMMAND
 from otel_bridge.libbpf.library import LibbpfError, Library
-from otel_bridge.mounts import mounts
+from otel_bridge.mounts import PROC, mounts
 
 if TYPE_CHECKING:
     from pathlib import Path

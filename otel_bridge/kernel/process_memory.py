@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from otel_bridge.errors import BridgeError
+from otel_bridge.mounts import PROC
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from types import TracebackType
-
-PROC = Path("/proc")
 
 
 class UnreadableError(BridgeError):

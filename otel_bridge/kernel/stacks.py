@@ -21,9 +21,10 @@ import numpy as np
 import structlog
 
 from otel_bridge.events import KernelEvents
-from otel_bridge.kernel.discovery import PROC, mapped_code
+from otel_bridge.kernel.discovery import mapped_code
 from otel_bridge.kernel.elf_file import ElfFile
 from otel_bridge.kernel.loaded_elf import ElfError
+from otel_bridge.mounts import PROC
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -31,7 +31,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from otel_bridge.errors import BridgeError
 from otel_bridge.kernel.loaded_elf import ElfError, LoadedElf, Machine
-from otel_bridge.kernel.process_memory import PROC, ProcessMemory, UnreadableError
+from otel_bridge.kernel.process_memory import ProcessMemory, UnreadableError
+from otel_bridge.mounts import PROC
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -6,11 +6,13 @@ Of the network namespace that this process runs in, which is the node's with `ho
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from otel_bridge.errors import BridgeError
+from otel_bridge.mounts import PROC
 
-PROC = Path("/proc")
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)

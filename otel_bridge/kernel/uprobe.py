@@ -97,12 +97,19 @@ def attach(
     return attached
 
 
-def place_of(path: str, symbol: str) -> int:
-    """Where a function lies in a file, bytes from its start.
+def place_of(path: str, symbol: str, offset: int) -> int:
+    """Where in a file a program is attached, bytes from its start.
+
+    Args:
+        path: of the file.
+        symbol: a function; empty: none.
+        offset: bytes from the function's first instruction; without one, from the file's start.
 
     Raises:
         LibbpfError: it is not there (errno ENOENT), or the file cannot be read as ELF.
     """
+    if not symbol:
+        return offset
     try:
         with ElfFile(path) as file:
             place = file.offset_of(symbol.encode())
@@ -110,7 +117,7 @@ def place_of(path: str, symbol: str) -> int:
         raise LibbpfError(f"look for {symbol} in {path}", errno.EINVAL, str(error)) from error
     if place is None:
         raise LibbpfError(f"look for {symbol} in {path}", errno.ENOENT)
-    return place
+    return place + offset
 
 
 def _control(event: int, request: int, argument: int) -> None:

@@ -87,7 +87,7 @@ class MultiObject(Object):
         cookie: int = 0,
     ) -> MultiLink:
         """See `Object.attach_uprobe`."""
-        place = offset + (place_of(path, symbol) if symbol else 0)
+        place = place_of(path, symbol, offset)
         return _attach(self.program_fd(program), path, place, at_return=at_return, cookie=cookie)
 
 

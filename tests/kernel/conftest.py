@@ -41,18 +41,21 @@ def bcc(tmp_path_factory):
 @pytest.fixture(params=["libbpf", "bcc"])
 def each_backend(request, monkeypatch):
     """The test runs with probes that libbpf loads, and with the same ones compiled by BCC."""
-    name = request.param
+    use_backend(request.param, request, monkeypatch)
+    return request.param
+
+
+def use_backend(name, request, monkeypatch):
+    """Have monitors of a test load their probes by libbpf or BCC."""
     settings = request.getfixturevalue("bcc") if name == "bcc" else {"backend": name}
     monkeypatch.setattr(kernel, "backend", settings)
-    return name
 
 
 @pytest.fixture(params=["libbpf", "perf-events", "bcc"])
 def each_attachment(request, monkeypatch):
     """As `each_backend`, and with uprobes that are perf events, as before Linux 6.6."""
     name = request.param
-    settings = request.getfixturevalue("bcc") if name == "bcc" else {"backend": "libbpf"}
-    monkeypatch.setattr(kernel, "backend", settings)
+    use_backend("bcc" if name == "bcc" else "libbpf", request, monkeypatch)
     if name == "perf-events":
         monkeypatch.setattr(uprobe_multi, "available", lambda: False)
     elif name == "libbpf" and not uprobe_multi.available():

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from otel_bridge.kernel import openssl
-from otel_bridge.kernel.discovery import PROC
 from otel_bridge.kernel.openssl import Coverage
 from otel_bridge.model import KernelEventKind
+from otel_bridge.mounts import PROC
 from tests.support.http_requests import Silent, answered, connected, numbers, refused, request, traceparent
 from tests.support.kernel import eventually, monitoring
 

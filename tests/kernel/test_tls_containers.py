@@ -12,10 +12,10 @@ import pytest
 from otel_bridge.batch import PlanBuilder
 from otel_bridge.contracts import SystemClock
 from otel_bridge.kernel import openssl
-from otel_bridge.kernel.discovery import PROC
 from otel_bridge.kernel.openssl import Coverage
 from otel_bridge.kernel.records import TLS_ABANDONED
 from otel_bridge.model import KernelEventKind
+from otel_bridge.mounts import PROC
 from otel_bridge.processors.join.config import JoinConfig
 from otel_bridge.processors.join.join import Join
 from otel_bridge.receivers.otlp.codec import NativeCodec
