@@ -15,12 +15,60 @@ enum { STATE_DEAD = 0x80 }; /* TASK_DEAD */
 /* A thread that left the CPU while it worked on a span. */
 struct wait {
 	__u64 off_ns; /* 0: it is not waiting */
-	__u64 runnable_ns; /* 0: still blocked */
+	union {
+		__u64 queued_ns; /* by the scheduler's accounts: how long it had been in queues until then */
+		__u64 runnable_ns; /* by wakeups: since when it is in one; 0: still blocked */
+	};
 	struct origin origin;
+	__u64 summed_span; /* the last one that it has a row for, or had until sums were taken */
 	__u64 user_stack[STACK_DEPTH];
 };
 
 STORAGE(waits, BPF_MAP_TYPE_TASK_STORAGE, struct wait);
+
+/* How many threads wait whose number ends so. Most of those that come and go are at no span, and their storage lies
+ * where nobody has looked for long.
+ */
+enum { PLACES = 1 << 14 };
+
+MAP(waiting, BPF_MAP_TYPE_ARRAY, PLACES, __u32, __u64);
+
+static __always_inline __u64 *waiting_like(struct task_struct *task)
+{
+	__u32 place = FIELD(task, pid) & (PLACES - 1);
+
+	return bpf_map_lookup_elem(&waiting, &place);
+}
+
+/* The wait that a thread is in, or NULL. */
+static __always_inline struct wait *wait_of(struct task_struct *task)
+{
+	const __u64 *some = waiting_like(task);
+	struct wait *wait;
+
+	if (!some || !*some)
+		return NULL;
+	wait = bpf_task_storage_get(&waits, task, NULL, 0);
+	return wait && wait->off_ns ? wait : NULL;
+}
+
+static __always_inline void waits_from(struct task_struct *task, struct wait *wait, __u64 now)
+{
+	__u64 *like = waiting_like(task);
+
+	wait->off_ns = now;
+	if (like)
+		__sync_fetch_and_add(like, 1);
+}
+
+static __always_inline void waits_no_more(struct task_struct *task, struct wait *wait)
+{
+	__u64 *like = waiting_like(task);
+
+	wait->off_ns = 0;
+	if (like)
+		__sync_fetch_and_add(like, -1);
+}
 
 enum { FRAME_LARGEST = 1 << 16 };
 
@@ -64,15 +112,29 @@ static __always_inline void note_stack(void *ctx, struct task_struct *task, __u6
 	}
 }
 
-static __always_inline void add_to_span(const struct wait *wait, __u64 run_queue, __u64 off_cpu, __u64 now)
+/* A thread's first wait for a span is a row of its own most of the time: to look for one first would take as long
+ * again.
+ */
+static __always_inline void add_to_span(struct wait *wait, __u64 run_queue, __u64 off_cpu, __u64 now)
 {
 	struct span_key key = span_key_of(&wait->origin);
-	struct sched_sum *sum = sum_of(&key);
+	struct sched_sum one = {
+		.first_ns = wait->off_ns,
+		.last_ns = now,
+		.run_queue_ns = run_queue,
+		.off_cpu_ns = off_cpu,
+		.run_queue_max_ns = run_queue,
+		.off_cpu_max_ns = off_cpu,
+		.run_queue_count = run_queue != 0,
+		.off_cpu_count = off_cpu != 0,
+	};
+	bool likely_first = wait->summed_span != key.span_id;
+	struct sched_sum *sum;
 
+	wait->summed_span = key.span_id;
+	sum = sum_with(&key, &one, likely_first);
 	if (!sum)
 		return;
-	if (!sum->first_ns)
-		sum->first_ns = wait->off_ns;
 	raise_to(&sum->last_ns, now);
 	if (run_queue) {
 		__sync_fetch_and_add(&sum->run_queue_ns, run_queue);
@@ -86,9 +148,11 @@ static __always_inline void add_to_span(const struct wait *wait, __u64 run_queue
 	}
 }
 
-/* `waiting` is the thread while it still waits, so that the kernel's stack is the one it waits in; else NULL. */
-static __always_inline void long_wait(const struct wait *wait, struct task_struct *waiting, __u64 run_queue,
-				      __u64 off_cpu, __u64 now)
+/* The kernel's stack says what a thread waited for: of one that waited for a CPU most of the time, or that is back
+ * already, it says nothing.
+ */
+static __always_inline void long_wait(const struct wait *wait, struct task_struct *task, bool still_waits,
+				      __u64 run_queue, __u64 off_cpu, __u64 now)
 {
 	struct sched_wait *record = reserve(sizeof(*record), now);
 
@@ -100,21 +164,24 @@ static __always_inline void long_wait(const struct wait *wait, struct task_struc
 	record->off_cpu_ns = off_cpu;
 	__builtin_memcpy(record->user_stack, wait->user_stack, sizeof(record->user_stack));
 	__builtin_memset(record->kernel_stack, 0, sizeof(record->kernel_stack));
-	if (waiting && CONSTANT(config, stacks))
-		kernel_stack(waiting, record->kernel_stack, sizeof(record->kernel_stack));
+	if (still_waits && off_cpu >= run_queue && CONSTANT(config, stacks))
+		kernel_stack(task, record->kernel_stack, sizeof(record->kernel_stack));
 	bpf_ringbuf_submit(record, 0);
 }
 
-static __always_inline void end_wait(struct wait *wait, struct task_struct *waiting, __u64 now)
+/* `queued` is what the teller says; the scheduler counts by another clock. */
+static __always_inline void end_wait(struct wait *wait, struct task_struct *task, bool still_waits, __u64 queued,
+				     __u64 now)
 {
-	__u64 run_queue = wait->runnable_ns ? now - wait->runnable_ns : 0;
-	__u64 off_cpu = now - wait->off_ns - run_queue;
+	__u64 took = now - wait->off_ns;
+	__u64 run_queue = queued < took ? queued : took;
+	__u64 off_cpu = took - run_queue;
 
 	add_to_span(wait, run_queue, off_cpu, now);
 	if (run_queue >= CONSTANT(config, run_queue_threshold_ns) ||
 	    off_cpu >= CONSTANT(config, off_cpu_threshold_ns))
-		long_wait(wait, waiting, run_queue, off_cpu, now);
-	wait->off_ns = 0;
+		long_wait(wait, task, still_waits, run_queue, off_cpu, now);
+	waits_no_more(task, wait);
 }
 
 /* Reading the clock takes as long as all that is done for a thread that nobody follows. */
@@ -125,34 +192,66 @@ static __always_inline __u64 once(__u64 *now)
 	return *now;
 }
 
-static __always_inline void arrive(struct task_struct *task, __u64 *now)
-{
-	struct wait *wait = bpf_task_storage_get(&waits, task, NULL, 0);
+/* How a thread's time in the queue is told: by what the scheduler accounts of it, or where that cannot be read, by
+ * wakeups, which are told of as often as switches are.
+ */
+enum teller { ACCOUNTS, WAKEUPS };
 
-	if (wait && wait->off_ns)
-		end_wait(wait, task, once(now));
+/* How long a thread has been in queues so far, at the switch that ends its waiting, or the one that begins it. */
+static __always_inline __u64 queued_so_far(struct task_struct *task)
+{
+	__u64 since = FIELD(task, sched_info.last_queued);
+
+	return FIELD(task, sched_info.run_delay) + (since ? scheduler_clock(task) - since : 0);
+}
+
+static __always_inline void arrive(struct task_struct *task, __u64 *now, enum teller teller)
+{
+	struct wait *wait = wait_of(task);
+	__u64 queued;
+
+	if (!wait)
+		return;
+	once(now);
+	if (teller == ACCOUNTS)
+		queued = queued_so_far(task) - wait->queued_ns;
+	else
+		queued = wait->runnable_ns ? *now - wait->runnable_ns : 0;
+	end_wait(wait, task, true, queued, *now);
 }
 
 /* Some virtual machines hide threads of their own: the kernel tells neither perf, ftrace nor BPF of the switch from
  * such a thread to another. The other one shows when it leaves the CPU again, as one that had never come back; it came
  * as long ago as the scheduler says that it has run.
  */
-static __always_inline void arrived_unseen(struct task_struct *task, struct wait *wait, __u64 now)
+static __always_inline void arrived_unseen(struct task_struct *task, struct wait *wait, __u64 now,
+					   enum teller teller)
 {
-	__u64 ran = FIELD(task, se.sum_exec_runtime) - FIELD(task, se.prev_sum_exec_runtime);
-	__u64 ready = wait->runnable_ns ? wait->runnable_ns : wait->off_ns;
+	__u64 ready = wait->off_ns, ran, came;
 
-	end_wait(wait, NULL, ran < now - ready ? now - ran : ready);
+	if (teller == ACCOUNTS) {
+		ran = scheduler_clock(task) - FIELD(task, sched_info.last_arrival);
+	} else {
+		ran = FIELD(task, se.sum_exec_runtime) - FIELD(task, se.prev_sum_exec_runtime);
+		if (wait->runnable_ns)
+			ready = wait->runnable_ns;
+	}
+	came = ran < now - ready ? now - ran : ready;
+	if (teller == ACCOUNTS)
+		end_wait(wait, task, false, queued_so_far(task) - wait->queued_ns, came);
+	else
+		end_wait(wait, task, false, wait->runnable_ns ? came - wait->runnable_ns : 0, came);
 }
 
-static __always_inline void leave(void *ctx, struct task_struct *task, bool preempted, __u64 *now)
+static __always_inline void leave(void *ctx, struct task_struct *task, bool preempted, __u64 *now,
+				  enum teller teller)
 {
-	struct wait *wait = bpf_task_storage_get(&waits, task, NULL, 0);
+	struct wait *wait = wait_of(task);
 	const struct thread_layout *layout;
 	struct origin origin;
 
-	if (wait && wait->off_ns)
-		arrived_unseen(task, wait, once(now));
+	if (wait)
+		arrived_unseen(task, wait, once(now), teller);
 	/* The kernel's own threads, and those that have ended. */
 	if (!FIELD(task, mm)) {
 		/* The next thread of its number shall not find its wait. */
@@ -163,39 +262,55 @@ static __always_inline void leave(void *ctx, struct task_struct *task, bool pree
 	layout = layout_of(FIELD(task, tgid));
 	if (!may_have_spans(layout) || !span_of_task(layout, task, &origin))
 		return;
-	if (!wait)
-		wait = bpf_task_storage_get(&waits, task, NULL, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	wait = bpf_task_storage_get(&waits, task, NULL, BPF_LOCAL_STORAGE_GET_F_CREATE);
 	if (!wait) {
 		count(COUNTER_LOST_STATE);
 		return;
 	}
 	wait->origin = origin;
-	wait->off_ns = once(now);
-	wait->runnable_ns = preempted || task_state(task) == 0 ? wait->off_ns : 0;
+	waits_from(task, wait, once(now));
+	if (teller == ACCOUNTS)
+		wait->queued_ns = queued_so_far(task);
+	else
+		wait->runnable_ns = preempted || task_state(task) == 0 ? wait->off_ns : 0;
 	wait->user_stack[0] = 0;
 	if (CONSTANT(config, stacks))
 		note_stack(ctx, task, wait->user_stack);
 }
 
 /* `previous` still runs here: its memory can be read, the next one's cannot. */
-SEC("tp_btf/sched_switch")
-int BPF_PROG(sched_switch, bool preempted, struct task_struct *previous, struct task_struct *next)
+static __always_inline void switched(void *ctx, bool preempted, struct task_struct *previous,
+				     struct task_struct *next, enum teller teller)
 {
 	__u64 now = 0;
 
 	if (FIELD(previous, pid))
-		leave(ctx, previous, preempted, &now);
+		leave(ctx, previous, preempted, &now, teller);
 	if (FIELD(next, pid))
-		arrive(next, &now);
+		arrive(next, &now, teller);
+}
+
+/* One of both is loaded. */
+SEC("tp_btf/sched_switch")
+int BPF_PROG(sched_switch, bool preempted, struct task_struct *previous, struct task_struct *next)
+{
+	switched(ctx, preempted, previous, next, ACCOUNTS);
+	return 0;
+}
+
+SEC("tp_btf/sched_switch")
+int BPF_PROG(sched_switch_of_woken, bool preempted, struct task_struct *previous, struct task_struct *next)
+{
+	switched(ctx, preempted, previous, next, WAKEUPS);
 	return 0;
 }
 
 SEC("tp_btf/sched_wakeup")
 int BPF_PROG(sched_wakeup, struct task_struct *task)
 {
-	struct wait *wait = bpf_task_storage_get(&waits, task, NULL, 0);
+	struct wait *wait = wait_of(task);
 
-	if (wait && wait->off_ns && !wait->runnable_ns)
+	if (wait && !wait->runnable_ns)
 		wait->runnable_ns = bpf_ktime_get_boot_ns();
 	return 0;
 }

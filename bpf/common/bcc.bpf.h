@@ -177,6 +177,12 @@ static __always_inline void kernel_stack(struct task_struct *task, __u64 *stack,
 {
 }
 
+/* The headers tell nothing of the queues that have it: no program that asks is loaded. */
+static __always_inline __u64 scheduler_clock(struct task_struct *task)
+{
+	return 0;
+}
+
 static __always_inline struct gendisk *disk_of(struct request *request)
 {
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(5, 17, 0) /* f3fa33acca9f */

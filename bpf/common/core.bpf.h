@@ -101,6 +101,12 @@ static __always_inline void kernel_stack(struct task_struct *task, __u64 *stack,
 		*stack = 0;
 }
 
+/* The scheduler's clock, by which it accounts, on the CPU that a thread is on. */
+static __always_inline __u64 scheduler_clock(struct task_struct *task)
+{
+	return task->se.cfs_rq->rq->clock;
+}
+
 static __always_inline struct gendisk *disk_of(struct request *request)
 {
 	struct request___before_5_17 *old = (void *)request;

@@ -55,9 +55,26 @@ struct pid {
 	struct upid numbers[1]; /* one for each level */
 };
 
+/* What the scheduler accounts of a thread, by its own clock (nanoseconds, of one CPU). */
+struct sched_info {
+	unsigned long long run_delay; /* how long it has waited in a queue so far */
+	unsigned long long last_arrival; /* when it was last given a CPU */
+	unsigned long long last_queued; /* since when it waits in a queue; 0: it does not */
+};
+
+/* A CPU's queue. */
+struct rq {
+	__u64 clock; /* as of the switch that is under way */
+};
+
+struct cfs_rq {
+	struct rq *rq; /* with CONFIG_FAIR_GROUP_SCHED */
+};
+
 struct sched_entity {
 	__u64 sum_exec_runtime; /* ns on a CPU, as of the last tick, switch or wait */
 	__u64 prev_sum_exec_runtime; /* the same, when it was last given one */
+	struct cfs_rq *cfs_rq; /* where it is, or would be if it were of the fair class */
 };
 
 struct task_struct {
@@ -70,6 +87,7 @@ struct task_struct {
 	struct nsproxy *nsproxy;
 	struct thread_struct thread;
 	struct sched_entity se;
+	struct sched_info sched_info; /* with CONFIG_SCHED_INFO */
 	char comm[16];
 };
 

@@ -14,26 +14,50 @@
 #include "context.h"
 #include "sums.h"
 
+/* Two ways to a row of the table that is filled:
+ * - sum_of(): finds it, or makes an empty one; NULL where there is no room.
+ * - sum_with(): makes it of a first value, and is NULL; or finds the one there is, for the value to be added. Which of
+ *   both is tried first is a matter of time alone. NULL as well where there is no room.
+ */
 #define SUMS_OF(key_type, value_type)                                                                         \
 	TURNING_MAPS(sums, sums_a, sums_b, 16384, key_type, value_type);                                       \
                                                                                                                \
-	static __always_inline value_type *sum_of(const key_type *key)                                         \
+	static __always_inline __attribute__((unused)) value_type *sum_with(                                   \
+		const key_type *key, const value_type *value, bool make_first)                                 \
 	{                                                                                                      \
-		value_type empty = {}, *value;                                                                 \
 		__u32 zero = 0;                                                                                \
 		void *table = bpf_map_lookup_elem(&sums, &zero);                                               \
+		value_type *found;                                                                             \
                                                                                                                \
 		if (!table)                                                                                    \
 			return NULL;                                                                           \
-		value = table_lookup(table, key);                                                              \
-		if (value)                                                                                     \
-			return value;                                                                          \
-		count(COUNTER_PRODUCED);                                                                       \
-		if (table_update(table, key, &empty, BPF_NOEXIST)) {                                           \
-			count(COUNTER_DROPPED);                                                                \
+		if (!make_first) {                                                                             \
+			found = table_lookup(table, key);                                                      \
+			if (found)                                                                             \
+				return found;                                                                  \
+		}                                                                                              \
+		if (!table_update(table, key, value, BPF_NOEXIST)) {                                           \
+			count(COUNTER_PRODUCED);                                                               \
 			return NULL;                                                                           \
 		}                                                                                              \
-		return table_lookup(table, key);                                                               \
+		found = table_lookup(table, key);                                                              \
+		if (!found) {                                                                                  \
+			count(COUNTER_PRODUCED);                                                               \
+			count(COUNTER_DROPPED);                                                                \
+		}                                                                                              \
+		return found;                                                                                  \
+	}                                                                                                      \
+                                                                                                               \
+	static __always_inline __attribute__((unused)) value_type *sum_of(const key_type *key)                 \
+	{                                                                                                      \
+		value_type empty = {}, *found = sum_with(key, &empty, false);                                  \
+		__u32 zero = 0;                                                                                \
+		void *table;                                                                                   \
+                                                                                                               \
+		if (found)                                                                                     \
+			return found;                                                                          \
+		table = bpf_map_lookup_elem(&sums, &zero);                                                     \
+		return table ? table_lookup(table, key) : NULL;                                                \
 	}
 
 static __always_inline struct span_key span_key_of(const struct origin *origin)

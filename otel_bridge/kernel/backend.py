@@ -12,6 +12,7 @@ from otel_bridge.kernel.kernel_symbols import traced
 from otel_bridge.kernel.loader import object_path
 from otel_bridge.libbpf import BUILD_COMMAND
 from otel_bridge.libbpf.core_object import Object
+from otel_bridge.mounts import PROC
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -29,6 +30,9 @@ class Backend(Protocol):
 
     def tracepoints(self, names: Sequence[str]) -> dict[str, bool]:
         """Which raw tracepoints the running kernel has."""
+
+    def accounts(self) -> bool:
+        """Whether programs can read what the scheduler accounts of threads."""
 
     def prepare(self, probes: Iterable[Probe]) -> None:
         """Do what takes long, for all probes at once; a probe that fails says so when it is opened."""
@@ -73,6 +77,22 @@ def tracepoints(library: Library, names: Sequence[str]) -> dict[str, bool]:
     return found | traced(elsewhere) if elsewhere else found
 
 
+def accounts(library: Library, proc: Path = PROC) -> bool:
+    """Whether programs can read what the scheduler accounts of threads.
+
+    It does with CONFIG_SCHED_INFO, unless before Linux 5.14 it was told not to (nodelayacct): then all it shows are
+    zeroes. Its clock is found with CONFIG_FAIR_GROUP_SCHED.
+
+    Raises:
+        LibbpfError: the kernel has no BTF.
+    """
+    try:
+        figures = (proc / "self/schedstat").read_text().split()
+    except OSError:
+        return False
+    return any(figure != "0" for figure in figures) and "rq" in library.kernel_members("cfs_rq")
+
+
 class LibbpfBackend:
     """CO-RE objects, compiled long before."""
 
@@ -82,6 +102,10 @@ class LibbpfBackend:
     def tracepoints(self, names: Sequence[str]) -> dict[str, bool]:
         """See `Backend`."""
         return tracepoints(self._library, names)
+
+    def accounts(self) -> bool:
+        """See `Backend`."""
+        return accounts(self._library)
 
     def prepare(self, probes: Iterable[Probe]) -> None:
         """See `Backend`."""

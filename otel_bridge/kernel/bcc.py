@@ -317,6 +317,10 @@ class BccBackend:
         """See `Backend`."""
         return traced(names)
 
+    def accounts(self) -> bool:
+        """Not: the headers tell nothing of the queues that have the scheduler's clock."""
+        return False
+
     def prepare(self, probes: Iterable[Probe]) -> None:
         """Compile, as many at a time as there are CPUs."""
         with ThreadPoolExecutor(os.cpu_count()) as threads:

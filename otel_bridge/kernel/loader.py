@@ -48,13 +48,24 @@ def object_path(probe: Probe) -> Path:
     return OBJECTS / f"{probe.name}.bpf.o"
 
 
-def choose(programs: tuple[Program, ...], present: dict[str, bool]) -> tuple[list[Program], list[Program]]:
+def choose(
+    programs: tuple[Program, ...], present: dict[str, bool], *, accounts: bool
+) -> tuple[list[Program], list[Program]]:
     """The programs to load, and those the kernel has no tracepoint for.
 
     A program that stands in for another is loaded only where that one cannot be, and is not missed elsewhere.
     Nor is one of a module that is not loaded: no machine has every driver.
+
+    Args:
+        programs: of a probe.
+        present: which tracepoints there are.
+        accounts: the scheduler's accounts of threads can be read.
     """
-    usable = {program.name for program in programs if present[program.tracepoint]}
+    usable = {
+        program.name
+        for program in programs
+        if present[program.tracepoint] and (accounts or not program.by_accounts)
+    }
     chosen = [
         program for program in programs if program.name in usable and program.stands_in_for not in usable
     ]
@@ -271,7 +282,8 @@ class Loader:
 
     def _make(self, probe: Probe) -> LoadedProbe:
         present = self._backend.tracepoints([program.tracepoint for program in probe.programs])
-        programs, missing = choose(probe.programs, present)
+        accounts = any(program.by_accounts for program in probe.programs) and self._backend.accounts()
+        programs, missing = choose(probe.programs, present, accounts=accounts)
         if probe.programs and not programs:
             if probe.optional:
                 names = ", ".join(program.tracepoint for program in probe.programs)

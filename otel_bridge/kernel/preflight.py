@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from otel_bridge import psi
 from otel_bridge.findings import Finding, Verdict
 from otel_bridge.kernel import bcc, openssl, privileges
-from otel_bridge.kernel.backend import BTF, tracepoints
+from otel_bridge.kernel.backend import BTF, accounts, tracepoints
 from otel_bridge.kernel.backend import choose as choose_backend
 from otel_bridge.kernel.kernel_symbols import traced
 from otel_bridge.kernel.loader import choose, object_path
@@ -53,6 +53,7 @@ class Machine:
         headers: of a kernel, for BCC; None when there are none.
         initial_pid_namespace: processes have the same numbers here as in the kernel.
         tracepoints: of all that the probes ask for, which there are; empty when that cannot be told.
+        accounts: programs can read what the scheduler accounts of threads.
         objects: names of the probes whose object is built.
         openssl: the files with OpenSSL that running processes have mapped.
         unreadable: processes that could not be looked into.
@@ -70,6 +71,7 @@ class Machine:
     headers: Headers | None = None
     initial_pid_namespace: bool = True
     tracepoints: dict[str, bool] = field(default_factory=dict)
+    accounts: bool = False
     objects: frozenset[str] = frozenset()
     openssl: tuple[OpensslFile, ...] = ()
     unreadable: int = 0
@@ -121,7 +123,7 @@ def survey(proc: Path = PROC, *, headers: str = "") -> Machine:
         proc: where procfs is mounted.
         headers: `kernel.bcc.headers` of the configuration.
     """
-    version, error, tracepoints = _libbpf()
+    version, error, tracepoints, told = _libbpf()
     openssl_files, unreadable = openssl.survey(proc)
     module = bcc.find_module()
     release = os.uname().release
@@ -137,6 +139,7 @@ def survey(proc: Path = PROC, *, headers: str = "") -> Machine:
         headers=bcc.find_headers(release, headers),
         initial_pid_namespace=(proc / "self/ns/pid").stat().st_ino == _INITIAL_PID_NAMESPACE,
         tracepoints=tracepoints,
+        accounts=told,
         objects=frozenset(probe.name for probe in PROBES if object_path(probe).exists()),
         openssl=openssl_files,
         unreadable=unreadable,
@@ -144,16 +147,16 @@ def survey(proc: Path = PROC, *, headers: str = "") -> Machine:
     )
 
 
-def _libbpf() -> tuple[str, str, dict[str, bool]]:
+def _libbpf() -> tuple[str, str, dict[str, bool], bool]:
     try:
         library = Library()
     except LibbpfError as error:
-        return "", str(error), {}
+        return "", str(error), {}, False
     names = sorted({program.tracepoint for probe in PROBES for program in probe.programs})
     try:
-        return library.version, "", tracepoints(library, names)
+        return library.version, "", tracepoints(library, names), accounts(library)
     except LibbpfError:  # no BTF, which is a finding of its own
-        return library.version, "", traced(names)
+        return library.version, "", traced(names), False
 
 
 def _first(kind: str, proc: Path) -> str:
@@ -330,7 +333,8 @@ def _probe_finding(probe: Probe, machine: Machine, config: KernelConfig) -> Find
         return Finding(
             probe.name, Verdict.MISSING, f"{probe.name}.bpf.o is not built", probe.gives, BUILD_COMMAND
         )
-    return _by_tracepoints(probe, machine, bcc.limits(probe, config.probes) if by_bcc else "")
+    told = machine.accounts and not by_bcc
+    return _by_tracepoints(probe, machine, told, bcc.limits(probe, config.probes) if by_bcc else "")
 
 
 def _drivers(probe: Probe) -> str:
@@ -338,17 +342,20 @@ def _drivers(probe: Probe) -> str:
     return f"where there is such a GPU: {modules}, then restart the bridge"
 
 
-def _by_tracepoints(probe: Probe, machine: Machine, limits: str) -> Finding:
+def _by_tracepoints(probe: Probe, machine: Machine, told: bool, limits: str) -> Finding:
     known = {program.tracepoint: False for program in probe.programs} | machine.tracepoints
-    chosen, missing = choose(probe.programs, known)
+    chosen, missing = choose(probe.programs, known, accounts=told)
     lacking = "; ".join(
-        f"no {program.tracepoint} (Linux {program.since}): without {program.gives}" for program in missing
+        dict.fromkeys(f"no {one.tracepoint} (Linux {one.since}): without {one.gives}" for one in missing)
     )
     upgrade = f"boot Linux {max((p.since for p in missing), key=_version, default='')} or later"
     if probe.programs and not chosen:
         return Finding(probe.name, Verdict.MISSING, lacking, probe.gives, upgrade)
+    gives = {program.name: program.gives for program in probe.programs}
     stand_ins = "; ".join(
-        f"by {program.tracepoint}: {program.gives}" for program in chosen if program.stands_in_for
+        f"by {program.tracepoint}: {program.gives}"
+        for program in chosen
+        if program.stands_in_for and program.gives != gives[program.stands_in_for]
     )
     if lacking or stand_ins or limits:
         found = "; ".join(part for part in (lacking, stand_ins, limits) if part)

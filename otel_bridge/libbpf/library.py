@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _SONAME = "libbpf.so.1"
-_KIND_TYPEDEF = 8  # linux/btf.h
+_KIND_STRUCT, _KIND_TYPEDEF = 4, 8  # linux/btf.h
+_MEMBERS = 0xFFFF  # of btf_type.info: how many there are
 _STATS_RUN_TIME = 0  # linux/bpf.h: BPF_STATS_RUN_TIME
 _PTR, _INT, _U32, _SIZE, _TEXT = (
     ctypes.c_void_p,
@@ -225,12 +226,32 @@ class Library:
         Raises:
             LibbpfError: the kernel has no BTF.
         """
-        btf = self.pointer("read the kernel's BTF", self.btf__load_vmlinux_btf)
-        try:
+        with self._kernel_btf() as btf:
             return {
                 name: self.btf__find_by_name_kind(btf, f"btf_trace_{name}".encode(), _KIND_TYPEDEF) > 0
                 for name in names
             }
+
+    def kernel_members(self, structure: str) -> frozenset[str]:
+        """The named members of one of the running kernel's structures, told from its BTF; none if it has none such.
+
+        Raises:
+            LibbpfError: the kernel has no BTF.
+        """
+        with self._kernel_btf() as btf:
+            number = self.btf__find_by_name_kind(btf, structure.encode(), _KIND_STRUCT)
+            if number <= 0:
+                return frozenset()
+            # struct btf_type and the struct btf_member that follow it, three words each (linux/btf.h).
+            words = ctypes.cast(self.btf__type_by_id(btf, number), ctypes.POINTER(_U32))
+            names = (words[3 * place] for place in range(1, 1 + (words[1] & _MEMBERS)))
+            return frozenset(self.btf__name_by_offset(btf, name).decode() for name in names if name)
+
+    @contextmanager
+    def _kernel_btf(self) -> Iterator[int]:
+        btf = self.pointer("read the kernel's BTF", self.btf__load_vmlinux_btf)
+        try:
+            yield btf
         finally:
             self.btf__free(btf)
 

@@ -4,16 +4,13 @@
 
 #include "bpf/common/sums.bpf.h"
 
-#undef SUMS_OF
-#define SUMS_OF(key_type, value_type)                                                                         \
-	MAP(sums, BPF_MAP_TYPE_HASH, 64, key_type, value_type);                                               \
-                                                                                                               \
-	static value_type *sum_of(const key_type *key)                                                         \
-	{                                                                                                      \
-		value_type empty = {};                                                                         \
-                                                                                                               \
-		bpf_map_update_elem(&sums, key, &empty, BPF_NOEXIST);                                          \
-		return bpf_map_lookup_elem(&sums, key);                                                        \
-	}
+#undef TURNING_MAPS
+#undef table_lookup
+#undef table_update
+#define TURNING_MAPS(slot, first, second, room, key_type, value_type)                                         \
+	MAP(first, BPF_MAP_TYPE_HASH, FAKE_ROOM, key_type, value_type);                                        \
+	MAP(slot, BPF_MAP_TYPE_ARRAY, 1, __u32, __u64)
+#define table_lookup(table, item) bpf_map_lookup_elem(&sums_a, item)
+#define table_update(table, item, content, flags) bpf_map_update_elem(&sums_a, item, content, flags)
 
 #endif

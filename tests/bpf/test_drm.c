@@ -34,7 +34,7 @@ static void begin(void)
 static struct drm_sum sum_of_span(__u64 span)
 {
 	struct span_key key = {.trace_id = {1, 2}, .span_id = span, .tgid = TGID, .match = MATCH_THREAD};
-	struct drm_sum *found = bpf_map_lookup_elem(&sums, &key);
+	struct drm_sum *found = bpf_map_lookup_elem(&sums_a, &key);
 
 	return found ? *found : (struct drm_sum){};
 }
@@ -123,7 +123,7 @@ static void without_a_span_the_process_is_named(void)
 	begin();
 	at_work_on(0);
 	amdgpu_bo_move(NULL, &amd, PLACE_SYSTEM, PLACE_DEVICE);
-	found = bpf_map_lookup_elem(&sums, &key);
+	found = bpf_map_lookup_elem(&sums_a, &key);
 	CHECK(found && found->evictions == 1);
 }
 

@@ -6,7 +6,13 @@
 
 enum { TGID = 42, BLOCKED = 1, MS = 1000000 };
 
+/* The scheduler's clock is another one. */
+#define ITS_OWN (77ull * MS)
+
+static enum teller teller;
 static struct task_struct thread, other = {.tgid = 7, .pid = 7};
+static struct rq cpu;
+static struct cfs_rq queue = {.rq = &cpu};
 static struct pt_regs___frame registers;
 static struct thread_record record;
 static struct thread_record *variable = &record;
@@ -16,43 +22,82 @@ static void at_work_on(__u64 span)
 	record = (struct thread_record){.trace_id = {1, 2}, .span_id = span, .valid = span != 0};
 }
 
+static void pass(__u64 ns)
+{
+	fake.now += ns;
+	cpu.clock += ns;
+}
+
 static void begin(void)
 {
 	struct thread_layout layout = {};
 	__u32 tgid = TGID;
 
 	CONFIGURE(config, .run_queue_threshold_ns = 10 * MS, .off_cpu_threshold_ns = 10 * MS);
-	thread = (struct task_struct){
-		.tgid = TGID, .pid = TGID, .mm = &thread, .thread.fsbase = (unsigned long)&variable};
+	thread = (struct task_struct){.tgid = TGID,
+				      .pid = TGID,
+				      .mm = &thread,
+				      .se.cfs_rq = &queue,
+				      .thread.fsbase = (unsigned long)&variable};
+	other.se.cfs_rq = &queue;
 	bpf_map_update_elem(&processes, &tgid, &layout, BPF_ANY);
-	fake.now = 1000 * MS;
+	fake.now = cpu.clock = 0;
+	pass(1000 * MS);
+	cpu.clock += ITS_OWN;
 	fake.registers = &registers;
 	at_work_on(9);
 }
 
-/* What the scheduler accounts when a thread that ran so long leaves. */
-static void run_for(__u64 ns)
+static void switch_between(struct task_struct *previous, struct task_struct *next)
 {
-	thread.se.prev_sum_exec_runtime = thread.se.sum_exec_runtime;
-	thread.se.sum_exec_runtime += ns;
-	fake.now += ns;
+	if (teller == ACCOUNTS)
+		sched_switch(NULL, false, previous, next);
+	else
+		sched_switch_of_woken(NULL, false, previous, next);
 }
 
 static void leaves(unsigned int state)
 {
 	thread.__state = state;
-	sched_switch(NULL, false, &thread, &other);
+	switch_between(&thread, &other);
+	if (state == 0)
+		thread.sched_info.last_queued = cpu.clock;
+}
+
+static void is_woken(void)
+{
+	if (!thread.sched_info.last_queued)
+		thread.sched_info.last_queued = cpu.clock;
+	if (teller == WAKEUPS)
+		sched_wakeup(NULL, &thread);
+}
+
+/* It comes, and the kernel tells nobody. */
+static void comes_unseen(void)
+{
+	if (thread.sched_info.last_queued)
+		thread.sched_info.run_delay += cpu.clock - thread.sched_info.last_queued;
+	thread.sched_info.last_queued = 0;
+	thread.sched_info.last_arrival = cpu.clock;
+	thread.se.prev_sum_exec_runtime = thread.se.sum_exec_runtime;
 }
 
 static void comes(void)
 {
-	sched_switch(NULL, false, &other, &thread);
+	switch_between(&other, &thread);
+	comes_unseen();
+}
+
+static void run_for(__u64 ns)
+{
+	thread.se.sum_exec_runtime += ns;
+	pass(ns);
 }
 
 static struct sched_sum sum_of_span(__u64 span)
 {
 	struct span_key key = {.trace_id = {1, 2}, .span_id = span, .tgid = TGID, .match = MATCH_THREAD};
-	struct sched_sum *found = bpf_map_lookup_elem(&sums, &key);
+	struct sched_sum *found = bpf_map_lookup_elem(&sums_a, &key);
 
 	return found ? *found : (struct sched_sum){};
 }
@@ -66,9 +111,9 @@ static void a_sleep_is_off_cpu_time_and_then_the_queue(void)
 {
 	begin();
 	leaves(BLOCKED);
-	fake.now += 30 * MS;
-	sched_wakeup(NULL, &thread);
-	fake.now += 2 * MS;
+	pass(30 * MS);
+	is_woken();
+	pass(2 * MS);
 	comes();
 	CHECK(fake.submitted == 1);
 	CHECK(event(0)->off_cpu_ns == 30 * MS && event(0)->run_queue_ns == 2 * MS);
@@ -81,22 +126,30 @@ static void a_long_wait_has_the_stack_of_who_waited(void)
 	begin();
 	CONFIGURE(config, .run_queue_threshold_ns = 10 * MS, .off_cpu_threshold_ns = 10 * MS, .stacks = 1);
 	leaves(BLOCKED);
-	fake.now += 30 * MS;
+	pass(30 * MS);
 	comes();
 	CHECK(event(0)->kernel_stack[0] == (__u64)(unsigned long)&thread && event(0)->kernel_stack[1] == 0);
 	/* Whoever came back unseen is somewhere else by now. */
 	leaves(BLOCKED);
-	fake.now += 30 * MS;
+	pass(30 * MS);
+	is_woken();
+	comes_unseen();
 	run_for(1 * MS);
 	leaves(BLOCKED);
 	CHECK(fake.submitted == 2 && event(1)->kernel_stack[0] == 0);
+	/* And who waited for a CPU, waited for nothing else. */
+	pass(1 * MS);
+	is_woken();
+	pass(20 * MS);
+	comes();
+	CHECK(fake.submitted == 3 && event(2)->run_queue_ns == 20 * MS && event(2)->kernel_stack[0] == 0);
 }
 
 static void who_is_preempted_waits_for_a_cpu_alone(void)
 {
 	begin();
 	leaves(0);
-	fake.now += 11 * MS;
+	pass(11 * MS);
 	comes();
 	CHECK(fake.submitted == 1);
 	CHECK(event(0)->off_cpu_ns == 0 && event(0)->run_queue_ns == 11 * MS);
@@ -107,8 +160,8 @@ static void a_short_wait_is_in_the_sums_alone(void)
 {
 	begin();
 	leaves(BLOCKED);
-	fake.now += 1 * MS;
-	sched_wakeup(NULL, &thread);
+	pass(1 * MS);
+	is_woken();
 	comes();
 	CHECK(fake.submitted == 0);
 	CHECK(sum_of_span(9).off_cpu_count == 1);
@@ -118,9 +171,10 @@ static void a_thread_that_came_unseen_came_when_it_began_to_run(void)
 {
 	begin();
 	leaves(BLOCKED);
-	fake.now += 30 * MS;
-	sched_wakeup(NULL, &thread);
-	fake.now += 3 * MS;
+	pass(30 * MS);
+	is_woken();
+	pass(3 * MS);
+	comes_unseen();
 	run_for(5 * MS);
 	at_work_on(10);
 	leaves(BLOCKED);
@@ -129,8 +183,8 @@ static void a_thread_that_came_unseen_came_when_it_began_to_run(void)
 	CHECK(event(0)->off_cpu_ns == 30 * MS && event(0)->run_queue_ns == 3 * MS);
 	CHECK(event(0)->event.time_ns == 1033 * MS);
 	/* Its next wait has begun all the same. */
-	fake.now += 40 * MS;
-	sched_wakeup(NULL, &thread);
+	pass(40 * MS);
+	is_woken();
 	comes();
 	CHECK(fake.submitted == 2);
 	CHECK(event(1)->event.span_id == 10 && event(1)->off_cpu_ns == 40 * MS);
@@ -140,13 +194,14 @@ static void a_wait_that_ended_unseen_is_told_of_when_the_span_is_over(void)
 {
 	begin();
 	leaves(BLOCKED);
-	fake.now += 30 * MS;
-	sched_wakeup(NULL, &thread);
+	pass(30 * MS);
+	is_woken();
+	comes_unseen();
 	run_for(1 * MS);
 	at_work_on(0);
 	leaves(BLOCKED);
 	CHECK(fake.submitted == 1 && event(0)->event.span_id == 9 && event(0)->off_cpu_ns == 30 * MS);
-	fake.now += 30 * MS;
+	pass(30 * MS);
 	comes();
 	CHECK(fake.submitted == 1);
 }
@@ -155,8 +210,9 @@ static void a_wait_that_ended_unseen_is_told_of_when_the_thread_ends(void)
 {
 	begin();
 	leaves(BLOCKED);
-	fake.now += 30 * MS;
-	sched_wakeup(NULL, &thread);
+	pass(30 * MS);
+	is_woken();
+	comes_unseen();
 	run_for(1 * MS);
 	thread.mm = NULL;
 	leaves(STATE_DEAD);
@@ -167,25 +223,134 @@ static void nobody_ran_before_it_was_woken(void)
 {
 	begin();
 	leaves(BLOCKED);
-	fake.now += 30 * MS;
-	sched_wakeup(NULL, &thread);
-	fake.now += 2 * MS;
+	pass(30 * MS);
+	is_woken();
+	comes_unseen();
+	pass(2 * MS);
 	/* The scheduler's clock counts otherwise than ours. */
 	thread.se.sum_exec_runtime += 100 * MS;
+	cpu.clock += 100 * MS;
 	leaves(BLOCKED);
-	CHECK(fake.submitted == 1);
-	CHECK(event(0)->off_cpu_ns == 30 * MS && event(0)->run_queue_ns == 0);
+	if (teller == WAKEUPS)
+		CHECK(event(0)->off_cpu_ns == 30 * MS && event(0)->run_queue_ns == 0);
+	else
+		CHECK(fake.submitted == 0 && sum_of_span(9).off_cpu_ns == 0);
 }
 
 static void one_whose_wakeup_nobody_told_of_was_blocked_until_it_ran(void)
 {
 	begin();
 	leaves(BLOCKED);
-	fake.now += 30 * MS;
+	pass(30 * MS);
+	thread.sched_info.last_queued = cpu.clock;
+	comes_unseen();
 	run_for(1 * MS);
 	leaves(BLOCKED);
 	CHECK(fake.submitted == 1);
 	CHECK(event(0)->off_cpu_ns == 30 * MS && event(0)->run_queue_ns == 0);
+}
+
+static void who_is_moved_to_another_cpu_has_waited_in_both_queues(void)
+{
+	struct rq another = {};
+	struct cfs_rq its = {.rq = &another};
+
+	begin();
+	leaves(BLOCKED);
+	pass(30 * MS);
+	is_woken();
+	pass(4 * MS);
+	/* Each CPU's clock may stand elsewhere. */
+	thread.sched_info.run_delay += 4 * MS;
+	another.clock = 5 * MS;
+	thread.sched_info.last_queued = another.clock;
+	thread.se.cfs_rq = &its;
+	pass(3 * MS);
+	another.clock += 3 * MS;
+	switch_between(&other, &thread);
+	CHECK(event(0)->off_cpu_ns == 30 * MS && event(0)->run_queue_ns == 7 * MS);
+}
+
+static void the_scheduler_s_clock_cannot_make_a_wait_longer_than_it_was(void)
+{
+	begin();
+	leaves(BLOCKED);
+	is_woken();
+	pass(11 * MS);
+	cpu.clock += 1 * MS;
+	comes();
+	CHECK(event(0)->off_cpu_ns == 0 && event(0)->run_queue_ns == 11 * MS);
+}
+
+static void waits_of_one_span_are_one_row_whoever_waited(void)
+{
+	struct task_struct mate;
+
+	begin();
+	for (int i = 1; i <= 3; i++) {
+		leaves(BLOCKED);
+		pass(i * MS);
+		is_woken();
+		comes();
+	}
+	mate = thread;
+	mate.pid++;
+	switch_between(&mate, &other);
+	pass(5 * MS);
+	mate.sched_info.last_queued = cpu.clock;
+	switch_between(&other, &mate);
+	CHECK(fake_map_of(&sums_a)->used == 1);
+	CHECK(sum_of_span(9).off_cpu_count == 4 && sum_of_span(9).off_cpu_ns == 11 * MS);
+	CHECK(sum_of_span(9).off_cpu_max_ns == 5 * MS);
+	CHECK(sum_of_span(9).first_ns == 1000 * MS && sum_of_span(9).last_ns == 1011 * MS);
+}
+
+/* As after sums were taken: the thread still believes in its row. */
+static void a_row_that_is_gone_is_made_again(void)
+{
+	begin();
+	leaves(BLOCKED);
+	pass(1 * MS);
+	comes();
+	fake_map_of(&sums_a)->used = 0;
+	leaves(BLOCKED);
+	pass(2 * MS);
+	comes();
+	CHECK(sum_of_span(9).off_cpu_count == 1 && sum_of_span(9).off_cpu_ns == 2 * MS);
+}
+
+static void a_full_table_is_counted(void)
+{
+	__u32 produced = COUNTER_PRODUCED, dropped = COUNTER_DROPPED;
+
+	begin();
+	fake_map_of(&sums_a)->used = FAKE_ROOM;
+	leaves(BLOCKED);
+	pass(1 * MS);
+	comes();
+	CHECK(*bpf_map_lookup_elem(&counters, &produced) == 1);
+	CHECK(*bpf_map_lookup_elem(&counters, &dropped) == 1);
+}
+
+static void a_thread_whose_number_ends_alike_hides_no_wait(void)
+{
+	struct task_struct alike;
+	__u64 *like;
+
+	begin();
+	alike = thread;
+	alike.pid += PLACES;
+	alike.__state = BLOCKED;
+	leaves(BLOCKED);
+	switch_between(&alike, &other);
+	pass(3 * MS);
+	switch_between(&other, &alike);
+	pass(27 * MS);
+	comes();
+	CHECK(fake.submitted == 1 && event(0)->off_cpu_ns == 30 * MS);
+	CHECK(sum_of_span(9).off_cpu_count == 2 && sum_of_span(9).off_cpu_ns == 33 * MS);
+	like = waiting_like(&thread);
+	CHECK(like && *like == 0);
 }
 
 static void without_a_span_nothing_is_summed(void)
@@ -193,10 +358,10 @@ static void without_a_span_nothing_is_summed(void)
 	begin();
 	at_work_on(0);
 	leaves(BLOCKED);
-	fake.now += 30 * MS;
+	pass(30 * MS);
 	comes();
 	CHECK(fake.submitted == 0);
-	CHECK(fake_map_of(&sums)->used == 0);
+	CHECK(fake_map_of(&sums_a)->used == 0);
 }
 
 static void a_full_ring_is_counted_and_the_sums_still_hold_the_wait(void)
@@ -204,7 +369,7 @@ static void a_full_ring_is_counted_and_the_sums_still_hold_the_wait(void)
 	begin();
 	fake.ring_full = true;
 	leaves(BLOCKED);
-	fake.now += 30 * MS;
+	pass(30 * MS);
 	comes();
 	CHECK(fake.submitted == 0);
 	CHECK(sum_of_span(9).off_cpu_count == 1);
@@ -212,16 +377,26 @@ static void a_full_ring_is_counted_and_the_sums_still_hold_the_wait(void)
 
 int main(void)
 {
-	RUN(a_sleep_is_off_cpu_time_and_then_the_queue);
-	RUN(a_long_wait_has_the_stack_of_who_waited);
-	RUN(who_is_preempted_waits_for_a_cpu_alone);
-	RUN(a_short_wait_is_in_the_sums_alone);
-	RUN(a_thread_that_came_unseen_came_when_it_began_to_run);
-	RUN(a_wait_that_ended_unseen_is_told_of_when_the_span_is_over);
-	RUN(a_wait_that_ended_unseen_is_told_of_when_the_thread_ends);
-	RUN(nobody_ran_before_it_was_woken);
-	RUN(one_whose_wakeup_nobody_told_of_was_blocked_until_it_ran);
-	RUN(without_a_span_nothing_is_summed);
-	RUN(a_full_ring_is_counted_and_the_sums_still_hold_the_wait);
+	for (teller = ACCOUNTS; teller <= WAKEUPS; teller++) {
+		printf("by %s\n", teller == ACCOUNTS ? "accounts" : "wakeups");
+		RUN(a_sleep_is_off_cpu_time_and_then_the_queue);
+		RUN(a_long_wait_has_the_stack_of_who_waited);
+		RUN(who_is_preempted_waits_for_a_cpu_alone);
+		RUN(a_short_wait_is_in_the_sums_alone);
+		RUN(a_thread_that_came_unseen_came_when_it_began_to_run);
+		RUN(a_wait_that_ended_unseen_is_told_of_when_the_span_is_over);
+		RUN(a_wait_that_ended_unseen_is_told_of_when_the_thread_ends);
+		RUN(nobody_ran_before_it_was_woken);
+		RUN(one_whose_wakeup_nobody_told_of_was_blocked_until_it_ran);
+		RUN(without_a_span_nothing_is_summed);
+		RUN(a_full_ring_is_counted_and_the_sums_still_hold_the_wait);
+		RUN(the_scheduler_s_clock_cannot_make_a_wait_longer_than_it_was);
+		RUN(waits_of_one_span_are_one_row_whoever_waited);
+		RUN(a_row_that_is_gone_is_made_again);
+		RUN(a_full_table_is_counted);
+		RUN(a_thread_whose_number_ends_alike_hides_no_wait);
+	}
+	teller = ACCOUNTS;
+	RUN(who_is_moved_to_another_cpu_has_waited_in_both_queues);
 	return 0;
 }

@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from otel_bridge.kernel.backend import LibbpfBackend
 from otel_bridge.model import KernelEventKind, Match
 from tests.support.kernel import followed, monitoring
 
@@ -57,7 +58,7 @@ def test_long_waits_are_events_with_the_stack_they_began_in(worker, each_backend
     assert len(monitor.events.on_span(KernelEventKind.SCHED_SUM, 2))
 
 
-def test_run_queue_delay_is_what_the_scheduler_accounts(worker, start_worker):
+def run_queue_delay_is_right(worker, start_worker):
     """Hogs share the span's CPU; /proc/…/schedstat has the kernel's own figure for the same wait."""
     cpu = max(os.sched_getaffinity(0))
     hogs = [start_worker() for _ in range(HOGS)]
@@ -66,12 +67,29 @@ def test_run_queue_delay_is_what_the_scheduler_accounts(worker, start_worker):
         for hog in hogs:
             hog.send({"do": "burn", "cpu": cpu, "seconds": 0.5})
         [delay] = worker.do({"do": "burn", "span": 1, "cpu": cpu, "seconds": 0.3})
+        programs = set(monitor.costs()["sched"])
     sums = monitor.events.on_span(KernelEventKind.SCHED_SUM, 1)
     assert delay > 200_000_000, "the hogs did not take the CPU"
     assert int(sums["run_queue_ns"].sum()) == pytest.approx(delay, rel=0.05)
     waits = monitor.events.on_span(KernelEventKind.SCHED_WAIT, 1)
     assert len(waits) > 0
     assert (waits["run_queue_ns"] >= 1_000_000).all()
+    return programs
+
+
+def test_run_queue_delay_is_what_the_scheduler_accounts(worker, start_worker, each_backend):
+    """Read from its accounts, where programs can; by wakeups elsewhere."""
+    programs = run_queue_delay_is_right(worker, start_worker)
+    assert ("sched_wakeup" in programs) == (each_backend == "bcc")
+
+
+def test_wakeups_tell_where_the_accounts_are_not_told(worker, start_worker, each_backend, monkeypatch):
+    """As on a kernel without CONFIG_FAIR_GROUP_SCHED."""
+    if each_backend == "bcc":
+        pytest.skip("BCC reads no accounts: the test before this one is the same")
+    monkeypatch.setattr(LibbpfBackend, "accounts", lambda _self: False)
+    programs = run_queue_delay_is_right(worker, start_worker)
+    assert programs == {"sched_switch_of_woken", "sched_wakeup"}
 
 
 def test_a_thread_without_a_span_costs_no_rows(worker):

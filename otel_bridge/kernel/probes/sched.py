@@ -25,12 +25,15 @@ def _constants(config: ProbesConfig) -> NDArray[Any]:
     )
 
 
+_GIVES = "waits, those for a CPU told from those for anything else"
+
 PROBE = Probe(
     name="sched",
     gives="how long a span's threads waited for a CPU, and for anything else",
     programs=(
-        Program("sched_switch", "sched_switch", "5.5", "waits"),
-        Program("sched_wakeup", "sched_wakeup", "5.5", "waiting for a CPU told from waiting for the rest"),
+        Program("sched_switch", "sched_switch", "5.10", _GIVES, by_accounts=True),
+        Program("sched_switch_of_woken", "sched_switch", "5.5", _GIVES, stands_in_for="sched_switch"),
+        Program("sched_wakeup", "sched_wakeup", "5.5", _GIVES, stands_in_for="sched_switch"),
     ),
     record=SCHED_WAIT,
     kinds=frozenset({KernelEventKind.SCHED_WAIT}),

@@ -35,7 +35,10 @@ _SETTLE = 0.5
 
 @dataclass(frozen=True)
 class Round:
-    """One round of load.
+    """One round of load, to the end of exporting its spans.
+
+    The exporter is one of the server's threads: how much of its work it gets done beside the requests is chance, and
+    weighs as much as a fifth of a request.
 
     Attributes:
         rate: requests a second.
@@ -158,12 +161,17 @@ class Load:
 
     def round(self) -> Round:
         """As things are."""
-        clients.flood(self._server, self._port, _SETTLE)
+        self._flood(_SETTLE)
         began, before = time.monotonic(), self._cpu()
-        requests = clients.flood(self._server, self._port, self._seconds)
+        requests = self._flood(self._seconds)
         took, after = time.monotonic() - began, self._cpu()
         server, bridge = ((later - earlier) / requests for earlier, later in zip(before, after, strict=True))
         return Round(requests / took, server, bridge)
+
+    def _flood(self, seconds: float) -> int:
+        requests = clients.flood(self._server, self._port, seconds)
+        self._process.ask("flush")
+        return requests
 
     def _cpu(self) -> list[float]:
         return [machine.cpu_of(one.pid) for one in (self._process, self._bridge)]

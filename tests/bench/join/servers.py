@@ -2,7 +2,8 @@
 
 python -m tests.bench.join.servers KIND BRIDGE_PORT PEERS DISK_FILE SPARSE_FILE
 
-Prints its port, then serves until its input ends. PEERS is `peers.Addresses` in JSON.
+Prints its port, then serves until its input ends. A line of input has it export the spans that wait, and answer
+`true` when that is done. PEERS is `peers.Addresses` in JSON.
 """
 
 from __future__ import annotations
@@ -174,7 +175,8 @@ def main() -> None:
         work = Blocking(peers, *options.files)
         port = serve_threads(work) if options.kind == "threads" else serve_grpc(work)
     print(port, flush=True)
-    sys.stdin.read()
+    for _ in sys.stdin:
+        print(json.dumps(provider.force_flush()), flush=True)
     provider.shutdown()
     status = otel_bridge.context.status()
     print(f"stale {status.stale} failures {status.failures} unfollowed {status.unfollowed}", flush=True)

@@ -6,7 +6,7 @@ import pytest
 
 from otel_bridge.kernel.config import ProbesConfig
 from otel_bridge.kernel.loader import choose
-from otel_bridge.kernel.probes import PROBES, block, is_wanted
+from otel_bridge.kernel.probes import PROBES, block, is_wanted, sched
 from otel_bridge.kernel.probes.base import Program
 
 MAIN = Program("main", "new_tracepoint", "6.5", "exact latencies")
@@ -29,9 +29,21 @@ def test_a_stand_in_is_loaded_only_where_it_is_needed(present, loaded, missing):
     """And is then missed only where both are."""
     programs = (MAIN, STAND_IN, OTHER)
     known = {program.tracepoint: program.tracepoint in present for program in programs}
-    chosen, absent = choose(programs, known)
+    chosen, absent = choose(programs, known, accounts=True)
     assert [program.name for program in chosen] == loaded
     assert [program.name for program in absent] == missing
+
+
+@pytest.mark.parametrize(
+    ("accounts", "loaded"),
+    [(True, ["sched_switch"]), (False, ["sched_switch_of_woken", "sched_wakeup"])],
+)
+def test_wakeups_are_looked_at_only_where_the_scheduler_does_not_account(accounts, loaded):
+    """They are as many as switches. None is missed either way."""
+    known = dict.fromkeys(("sched_switch", "sched_wakeup"), True)
+    chosen, missing = choose(sched.PROBE.programs, known, accounts=accounts)
+    assert [program.name for program in chosen] == loaded
+    assert missing == []
 
 
 @pytest.mark.parametrize("present", [{"move_a"}, {"move_b"}, {"move_a", "move_b"}])
@@ -39,7 +51,7 @@ def test_a_driver_that_is_not_loaded_is_not_missed(present):
     """No machine has every card."""
     programs = tuple(Program(name, f"move_{name}", "4.9", "moves", module=name) for name in "ab")
     known = {program.tracepoint: program.tracepoint in present for program in programs}
-    chosen, missing = choose(programs, known)
+    chosen, missing = choose(programs, known, accounts=True)
     assert {program.tracepoint for program in chosen} == present
     assert missing == []
 

@@ -7,6 +7,7 @@ import gc
 
 import pytest
 
+from otel_bridge.kernel.backend import BTF
 from otel_bridge.libbpf.core_object import Object
 from otel_bridge.libbpf.library import LibbpfError, Library
 
@@ -32,3 +33,12 @@ def test_each_of_several_hears_what_it_asked_for(tmp_path):
     del second
     gc.collect()
     assert str(path) in said(first, path)
+
+
+@pytest.mark.skipif(not BTF.exists(), reason=f"needs a kernel with BTF: there is no {BTF}")
+def test_the_members_of_the_kernel_s_structures_are_told_by_name():
+    """Only those of the structure asked for."""
+    library = Library()
+    assert {"pid", "tgid", "comm"} <= library.kernel_members("task_struct")
+    assert "comm" not in library.kernel_members("sched_entity")
+    assert library.kernel_members("no_such_structure") == frozenset()
