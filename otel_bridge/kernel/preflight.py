@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from otel_bridge import psi
@@ -333,8 +333,9 @@ def _probe_finding(probe: Probe, machine: Machine, config: KernelConfig) -> Find
         return Finding(
             probe.name, Verdict.MISSING, f"{probe.name}.bpf.o is not built", probe.gives, BUILD_COMMAND
         )
-    told = machine.accounts and not by_bcc
-    return _by_tracepoints(probe, machine, told, bcc.limits(probe, config.probes) if by_bcc else "")
+    if not by_bcc:
+        return _by_tracepoints(probe, machine)
+    return _by_tracepoints(probe, replace(machine, accounts=False), bcc.limits(probe, config.probes))
 
 
 def _drivers(probe: Probe) -> str:
@@ -342,9 +343,9 @@ def _drivers(probe: Probe) -> str:
     return f"where there is such a GPU: {modules}, then restart the bridge"
 
 
-def _by_tracepoints(probe: Probe, machine: Machine, told: bool, limits: str) -> Finding:
+def _by_tracepoints(probe: Probe, machine: Machine, limits: str = "") -> Finding:
     known = {program.tracepoint: False for program in probe.programs} | machine.tracepoints
-    chosen, missing = choose(probe.programs, known, accounts=told)
+    chosen, missing = choose(probe.programs, known, accounts=machine.accounts)
     lacking = "; ".join(
         dict.fromkeys(f"no {one.tracepoint} (Linux {one.since}): without {one.gives}" for one in missing)
     )

@@ -233,7 +233,7 @@ class Library:
             }
 
     def kernel_members(self, structure: str) -> frozenset[str]:
-        """The named members of one of the running kernel's structures, told from its BTF; none if it has none such.
+        """The named members of one of the running kernel's structures, told from its BTF; none without it.
 
         Raises:
             LibbpfError: the kernel has no BTF.

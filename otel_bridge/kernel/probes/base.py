@@ -30,7 +30,7 @@ class Program:
         gives: what there is only with it.
         stands_in_for: another program's name; this one is loaded only where that one cannot be.
         module: of the kernel, that brings the tracepoint; empty: the kernel itself.
-        by_accounts: it reads what the scheduler accounts of threads, and cannot be loaded where that is not told.
+        by_accounts: it reads what the scheduler accounts of threads; not to be loaded where that is not told.
     """
 
     name: str

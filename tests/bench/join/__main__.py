@@ -28,9 +28,9 @@ def main() -> None:
     parser.add_argument("--servers", default=",".join(exactness.SERVERS), help="default: %(default)s")
     parser.add_argument("--requests", type=int, default=96, help="of each kind, to each server (default 96)")
     parser.add_argument(
-        "--rounds", type=int, default=16, help="pairs of load, with probes and without (default 16)"
+        "--rounds", type=int, default=120, help="pairs of load, with probes and without (default 120)"
     )
-    parser.add_argument("--seconds", type=float, default=2.0, help="of each round (default 2)")
+    parser.add_argument("--seconds", type=float, default=0.3, help="of each round (default 0.3)")
     parser.add_argument("--events", type=int, default=200_000, help="joined at each density (default 200000)")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON, nothing else")
     parser.add_argument("--no-results", action="store_true", help="leave results.json as it is")

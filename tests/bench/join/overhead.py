@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import math
+import random
 import statistics
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import yaml
+from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
 from tests.bench.join import clients, costs, machine
@@ -18,42 +20,50 @@ from tests.bench.join.children import server as serving
 from tests.support.sinks import GrpcSink
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
-
-    from rich.console import Console
 
     from tests.bench.join.children import Child
 
 LEVEL = 0.03
 """The most of a busy server's throughput that the default probes may take."""
 
-
 CONFIDENCE = 0.95
-_SETTLE = 0.5
-"""Seconds of load before each round: what loading and unloading the probes takes is no part of it."""
+
+_UNDISTURBED = 0.8
+"""The rounds compared are those at this place among all, from the slowest on: what else goes on in a machine,
+and around a virtual one, makes some slow and none fast."""
+
+_SETTLE = 0.05
+"""Seconds of load before each round: what attaching takes is no part of it."""
+
+_WARM_UP = 2.0
+_DRAWN = 2000
 
 
 @dataclass(frozen=True)
 class Round:
     """One round of load, to the end of exporting its spans.
 
-    The exporter is one of the server's threads: how much of its work it gets done beside the requests is chance, and
-    weighs as much as a fifth of a request.
+    The exporter is one of the server's threads: how much of its work it gets done beside the requests is chance,
+    and weighs as much as a fifth of a request. What it does afterwards counts by its CPU: nobody waits for it.
 
     Attributes:
         rate: requests a second.
         server_cpu: seconds a request, of the server's process.
         bridge_cpu: seconds a request, of the bridge's.
+        pace: seconds that a piece of work takes on the server's CPU meanwhile (`pace`).
     """
 
     rate: float
     server_cpu: float
     bridge_cpu: float
+    pace: float
 
 
 @dataclass(frozen=True)
 class Overhead:
-    """A server's rounds with the probes and without, in pairs; and what the programs took, timed.
+    """A server's rounds with the probes and without, in turns; and what the programs took, timed.
 
     Attributes:
         off: without.
@@ -65,16 +75,20 @@ class Overhead:
     on: list[Round]
     costs: costs.Costs
 
-    def losses(self, what: str) -> list[float]:
-        """For each pair the fraction by which the probes make it worse."""
-        pairs = zip(self.on, self.off, strict=True)
-        if what == "rate":
-            return [1 - on.rate / off.rate for on, off in pairs]
-        return [getattr(on, what) / getattr(off, what) - 1 for on, off in pairs]
-
     def loss(self, what: str) -> float:
-        """The median of them: one round that something else disturbed does not move it."""
-        return statistics.median(self.losses(what))
+        """The fraction by which the probes make it worse, at the pace of the machine meanwhile."""
+        return _loss(what, self.off, self.on)
+
+    def interval(self, what: str) -> tuple[float, float]:
+        """Where it lies: drawn anew from these pairs of rounds, as often as not further out."""
+        chance = random.Random(len(self.on))
+        pairs = list(zip(self.off, self.on, strict=True))
+        found = sorted(
+            _loss(what, *(list(rounds) for rounds in zip(*chance.choices(pairs, k=len(pairs)), strict=True)))
+            for _ in range(_DRAWN)
+        )
+        outside = int((1 - CONFIDENCE) / 2 * _DRAWN)
+        return found[outside], found[-1 - outside]
 
     @property
     def share(self) -> float:
@@ -94,21 +108,17 @@ class Overhead:
         )
 
 
-def interval(values: list[float], confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """Where the median of what the values were drawn from lies, whatever its distribution.
+def _loss(what: str, off: list[Round], on: list[Round]) -> float:
+    without, with_probes = (_undisturbed(what, rounds) for rounds in (off, on))
+    return 1 - with_probes / without if what == "rate" else with_probes / without - 1
 
-    By the binomial distribution of how many values lie below it; fewer than six are too few for 95 %, and it
-    lies among them with less.
-    """
-    ordered, count = sorted(values), len(values)
-    outside, left_out = 0.0, 0
-    while left_out < count // 2:
-        outside += 2 * math.comb(count, left_out) / 2**count
-        if outside > 1 - confidence:
-            break
-        left_out += 1
-    left_out = max(0, left_out - 1)
-    return ordered[left_out], ordered[count - 1 - left_out]
+
+def _undisturbed(what: str, rounds: list[Round]) -> float:
+    if what == "rate":
+        values = sorted(one.rate * one.pace for one in rounds)
+    else:
+        values = sorted((getattr(one, what) / one.pace for one in rounds), reverse=True)
+    return values[int(len(values) * _UNDISTURBED)]
 
 
 def run(server: str, *, rounds: int, seconds: float) -> Overhead:
@@ -131,58 +141,83 @@ def run(server: str, *, rounds: int, seconds: float) -> Overhead:
         bridge = stack.enter_context(child("switched_bridge", str(config)))
         process, port = stack.enter_context(serving(server, int(bridge.line()), addresses, files))
         machine.move(process.pid, for_server)
-        load = Load(server, port, process, bridge, seconds)
-        off: list[Round] = []
-        on: list[Round] = []
-        for number in range(rounds):
-            # In turns, so that whatever grows or shrinks over time meets both.
-            for with_probes in (number % 2 == 0, number % 2 != 0):
-                (on if with_probes else off).append(load.with_probes() if with_probes else load.round())
+        with child("pace", str(max(for_server))) as pace:
+            pace.line()
+            off, on = _in_turns(Load(server, port, process, bridge, pace), rounds, seconds)
         measured = costs.measure(
             server,
             port,
             (process, bridge),
             directory=directory,
-            seconds=seconds,
+            seconds=_WARM_UP,
             after_load=lambda: machine.move(process.pid, for_server | for_others),
         )
         return Overhead(off, on, measured)
 
 
+def _in_turns(load: Load, rounds: int, seconds: float) -> tuple[list[Round], list[Round]]:
+    """Without the probes and with them: whatever grows or shrinks over time meets both."""
+    off: list[Round] = []
+    on: list[Round] = []
+    with load.probes():
+        load.flood(_WARM_UP)
+        for number in track(range(rounds), "rounds", transient=True, console=Console(stderr=True)):
+            for with_probes in (number % 2 == 0, number % 2 != 0):
+                load.switch(with_probes=with_probes)
+                (on if with_probes else off).append(load.round(seconds))
+        load.switch(with_probes=True)
+    return off, on
+
+
 class Load:
     """Requests to a server, 64 at once, and the CPU that they take."""
 
-    def __init__(self, server: str, port: int, process: Child, bridge: Child, seconds: float) -> None:
+    def __init__(self, server: str, port: int, process: Child, bridge: Child, pace: Child) -> None:
         self._server = server
         self._port = port
         self._process = process
         self._bridge = bridge
-        self._seconds = seconds
+        self._pace = pace
+        self._attached = False
 
-    def round(self) -> Round:
-        """As things are."""
-        self._flood(_SETTLE)
-        began, before = time.monotonic(), self._cpu()
-        requests = self._flood(self._seconds)
-        took, after = time.monotonic() - began, self._cpu()
-        server, bridge = ((later - earlier) / requests for earlier, later in zip(before, after, strict=True))
-        return Round(requests / took, server, bridge)
+    @contextmanager
+    def probes(self) -> Iterator[None]:
+        """Load the default ones, and unload them."""
+        self._bridge.ask(f"on {self._process.pid}")
+        self._attached = True
+        try:
+            yield
+        finally:
+            self._bridge.ask("off")
 
-    def _flood(self, seconds: float) -> int:
+    def switch(self, *, with_probes: bool) -> None:
+        """Attach the loaded probes to their tracepoints, or detach them."""
+        if with_probes != self._attached:
+            self._bridge.ask("attach" if with_probes else "detach")
+            self._attached = with_probes
+
+    def flood(self, seconds: float) -> int:
+        """Requests, until their spans are exported."""
         requests = clients.flood(self._server, self._port, seconds)
         self._process.ask("flush")
         return requests
 
+    def round(self, seconds: float) -> Round:
+        """As things are."""
+        self.flood(_SETTLE)
+        pace, began, before = self._pace.ask("so far"), time.monotonic(), self._cpu()
+        requests = clients.flood(self._server, self._port, seconds)
+        took, flooded = time.monotonic() - began, self._cpu()
+        self._process.ask("flush")
+        after, paced = self._cpu(), self._pace.ask("so far")
+        exporting = after[0] - flooded[0]
+        server, bridge = ((later - earlier) / requests for earlier, later in zip(before, after, strict=True))
+        return Round(
+            requests / (took + exporting), server, bridge, (paced[0] - pace[0]) / (paced[1] - pace[1])
+        )
+
     def _cpu(self) -> list[float]:
         return [machine.cpu_of(one.pid) for one in (self._process, self._bridge)]
-
-    def with_probes(self) -> Round:
-        """With the default probes, which are loaded before and unloaded after."""
-        self._bridge.ask(f"on {self._process.pid}")
-        try:
-            return self.round()
-        finally:
-            self._bridge.ask("off")
 
 
 def _configuration(directory: Path, sink: GrpcSink) -> Path:
@@ -215,14 +250,14 @@ def show(console: Console, results: dict[str, Overhead]) -> None:
         table.add_row(server, "programs", "", f"{result.share:.1%}", "", end_section=True)
     console.print(table)
     console.print(
-        f"loss: median of {len(next(iter(results.values())).on)} pairs, and where it lies with "
-        f"{CONFIDENCE:.0%}; level {LEVEL:.0%} of the requests; programs: what the kernel timed of them"
+        f"loss: at the pace of the CPU, over {len(next(iter(results.values())).on)} pairs of rounds, and where "
+        f"it lies with {CONFIDENCE:.0%}; level {LEVEL:.0%} of the requests; programs: as the kernel timed them"
     )
     costs.show(console, {server: result.costs for server, result in results.items()})
 
 
 def _said(result: Overhead, what: str) -> str:
-    low, high = interval(result.losses(what))
+    low, high = result.interval(what)
     return f"{result.loss(what):+.1%} ({low:+.1%} to {high:+.1%})"
 
 

@@ -2,8 +2,8 @@
 
 python -m tests.bench.join.servers KIND BRIDGE_PORT PEERS DISK_FILE SPARSE_FILE
 
-Prints its port, then serves until its input ends. A line of input has it export the spans that wait, and answer
-`true` when that is done. PEERS is `peers.Addresses` in JSON.
+Prints its port, then serves until its input ends. A line of input has it export the spans that wait, and
+answer `true` when that is done. PEERS is `peers.Addresses` in JSON.
 """
 
 from __future__ import annotations
@@ -64,19 +64,25 @@ def job_of(body: bytes) -> Job:
     return Job(**document | {"kind": Kind(document["kind"])})
 
 
-def answer_of(caused: Caused, span: Span, before: int) -> bytes:
+def waited_so_far(job: Job) -> int:
+    """How long this thread has waited for a CPU; not asked for a request that only asks to be answered."""
+    return 0 if job.kind is Kind.NOTHING else run_delay()
+
+
+def answer_of(job: Job, caused: Caused, span: Span, before: int) -> bytes:
     """The answer's body: what was caused, under which span, which has ended."""
     caused.span_id = format_span_id(span.get_span_context().span_id)
-    caused.most = run_delay() - before
+    caused.most = waited_so_far(job) - before
     return json.dumps(caused.to_json()).encode()
 
 
 def blocking_answer(work: Blocking, body: bytes) -> bytes:
     """Do a job in a span of its own."""
-    job, before = job_of(body), run_delay()
+    job = job_of(body)
+    before = waited_so_far(job)
     with tracer.start_as_current_span("job") as span:
         caused = work.do(job)
-    return answer_of(caused, span, before)
+    return answer_of(job, caused, span, before)
 
 
 def serve_threads(work: Blocking) -> int:
@@ -134,10 +140,10 @@ def serve_asyncio(work: Concurrent) -> int:
         context = extract(request.headers)
         with tracer.start_as_current_span("POST /work", context, SpanKind.SERVER):
             job = job_of(await request.read())
-            before = run_delay()
+            before = waited_so_far(job)
             with tracer.start_as_current_span("job") as span:
                 caused = await work.do(job)
-            return web.Response(body=answer_of(caused, span, before))
+            return web.Response(body=answer_of(job, caused, span, before))
 
     async def start() -> int:
         app = web.Application()

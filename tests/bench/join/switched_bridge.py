@@ -4,7 +4,8 @@ python -m tests.bench.join.switched_bridge CONFIG
 
 Prints its OTLP port, then does what each line of its input says and answers with a line of JSON: `on PID`
 loads the default probes and waits until that process is followed, `timed PID` loads all there are and has the
-kernel time them, `costs` tells what they took so far, `off` unloads them.
+kernel time them, `costs` tells what they took so far, `detach` lets go of their tracepoints and `attach` takes
+them again, `off` unloads them.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from otel_bridge import catalog
 from otel_bridge.contracts import SystemClock
@@ -22,6 +24,9 @@ from otel_bridge.kernel.monitor import KernelMonitor
 from otel_bridge.service import Service
 from otel_bridge.settings import load
 from otel_bridge.telemetry import configure_logging
+
+if TYPE_CHECKING:
+    from otel_bridge.kernel.loader import LoadedProbe
 
 _PATIENCE = 20.0
 _ALL_PROBES = {
@@ -91,6 +96,23 @@ class Switch:
             for sample in family.samples
             if sample.name.endswith("_total") and sample.labels["probe"] == probe
         )
+
+    def detach(self) -> bool:
+        """Have no program run at a tracepoint."""
+        for loaded in self._loaded():
+            loaded.detach()
+        return True
+
+    def attach(self) -> bool:
+        """Undo that."""
+        for loaded in self._loaded():
+            loaded.attach()
+        return True
+
+    def _loaded(self) -> list[LoadedProbe]:
+        assert self._monitor is not None
+        assert self._monitor._loader is not None
+        return list(self._monitor._loader.loaded.values())
 
     def off(self) -> bool:
         """Unload them."""

@@ -34,7 +34,7 @@ def test_the_kernel_s_types_decide_unless_somebody_did(configured, btf, name, re
     ],
 )
 def test_the_scheduler_s_accounts_are_read_where_it_keeps_them(figures, members, told, tmp_path):
-    """It may be built without them, told not to keep them, or have its clock where programs do not find it."""
+    """It may be built without them, or told to keep none; and its clock may be out of reach."""
 
     class Kernel:
         def kernel_members(self, structure):
