@@ -333,9 +333,8 @@ def _probe_finding(probe: Probe, machine: Machine, config: KernelConfig) -> Find
         return Finding(
             probe.name, Verdict.MISSING, f"{probe.name}.bpf.o is not built", probe.gives, BUILD_COMMAND
         )
-    if not by_bcc:
-        return _by_tracepoints(probe, machine)
-    return _by_tracepoints(probe, replace(machine, accounts=False), bcc.limits(probe, config.probes))
+    limits = bcc.limits(probe, config.probes) if by_bcc else ""
+    return _by_tracepoints(probe, replace(machine, accounts=machine.accounts and not by_bcc), limits)
 
 
 def _drivers(probe: Probe) -> str:
@@ -343,7 +342,7 @@ def _drivers(probe: Probe) -> str:
     return f"where there is such a GPU: {modules}, then restart the bridge"
 
 
-def _by_tracepoints(probe: Probe, machine: Machine, limits: str = "") -> Finding:
+def _by_tracepoints(probe: Probe, machine: Machine, limits: str) -> Finding:
     known = {program.tracepoint: False for program in probe.programs} | machine.tracepoints
     chosen, missing = choose(probe.programs, known, accounts=machine.accounts)
     lacking = "; ".join(

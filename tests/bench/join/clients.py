@@ -31,11 +31,73 @@ def run(server: str, port: int, jobs: Sequence[Job]) -> list[Caused]:
 
 def flood(server: str, port: int, seconds: float) -> int:
     """Ask for nothing in particular as fast as it answers; how often that was."""
-    return asyncio.run(_flood(_Grpc if server == "grpc" else _Http, port, seconds))
-
-
-async def _flood(connect, port: int, seconds: float) -> int:
     body = json.dumps(asdict(Job(Kind.NOTHING))).encode()
+    return asyncio.run((_flood_grpc if server == "grpc" else _flood_http)(port, body, seconds))
+
+
+class _Asking(asyncio.Protocol):
+    """A kept connection that asks again with each answer.
+
+    A whole HTTP client takes as long for a request as the server does: then the client is the busy one.
+
+    Args:
+        body: of the requests.
+        end: when to ask no more, of `time.perf_counter`.
+    """
+
+    _REQUEST = b"POST /work HTTP/1.1\r\nHost: %s\r\ntraceparent: %s\r\nContent-Length: %d\r\n\r\n%s"
+    _LENGTH = b"content-length:"
+
+    def __init__(self, body: bytes, end: float) -> None:
+        self._body = body
+        self._end = end
+        self._answer = b""
+        self.answers = 0
+        self.done = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+        self._ask()
+
+    def _ask(self) -> None:
+        fields = (LOOPBACK.encode(), traceparent().encode(), len(self._body), self._body)
+        self._transport.write(self._REQUEST % fields)
+
+    def data_received(self, data: bytes) -> None:
+        self._answer += data
+        head, ended, body = self._answer.partition(b"\r\n\r\n")
+        if not ended:
+            return
+        if not head.startswith(b"HTTP/1.1 200 "):
+            self.done.set_exception(RuntimeError(f"expected 200, found {head!r}"))
+            return
+        _, _, length = head.lower().partition(self._LENGTH)
+        if len(body) < int(length.split(b"\r\n", 1)[0]):
+            return
+        self._answer = b""
+        self.answers += 1
+        if time.perf_counter() < self._end:
+            self._ask()
+        else:
+            self._transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.done.done():
+            self.done.set_exception(exc) if exc else self.done.set_result(None)
+
+
+async def _flood_http(port: int, body: bytes, seconds: float) -> int:
+    loop = asyncio.get_running_loop()
+    end = time.perf_counter() + seconds
+    asking = [
+        (await loop.create_connection(lambda: _Asking(body, end), LOOPBACK, port))[1]
+        for _ in range(CONCURRENT)
+    ]
+    await asyncio.gather(*(one.done for one in asking))
+    return sum(one.answers for one in asking)
+
+
+async def _flood_grpc(port: int, body: bytes, seconds: float) -> int:
     end = time.perf_counter() + seconds
     answers = 0
 
@@ -45,7 +107,7 @@ async def _flood(connect, port: int, seconds: float) -> int:
             await ask(body, traceparent())
             answers += 1
 
-    async with connect(port) as ask, asyncio.TaskGroup() as group:
+    async with _Grpc(port) as ask, asyncio.TaskGroup() as group:
         for _ in range(CONCURRENT):
             group.create_task(client(ask))
     return answers

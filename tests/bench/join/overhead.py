@@ -45,8 +45,9 @@ _DRAWN = 2000
 class Round:
     """One round of load, to the end of exporting its spans.
 
-    The exporter is one of the server's threads: how much of its work it gets done beside the requests is chance,
-    and weighs as much as a fifth of a request. What it does afterwards counts by its CPU: nobody waits for it.
+    The exporter is one of the server's threads: how much of its work it gets done beside the requests is
+    chance, and weighs as much as a fifth of a request. What it does afterwards counts by its CPU: nobody
+    waits for it.
 
     Attributes:
         rate: requests a second.
@@ -250,8 +251,8 @@ def show(console: Console, results: dict[str, Overhead]) -> None:
         table.add_row(server, "programs", "", f"{result.share:.1%}", "", end_section=True)
     console.print(table)
     console.print(
-        f"loss: at the pace of the CPU, over {len(next(iter(results.values())).on)} pairs of rounds, and where "
-        f"it lies with {CONFIDENCE:.0%}; level {LEVEL:.0%} of the requests; programs: as the kernel timed them"
+        f"loss: at the pace of the CPU, over {len(next(iter(results.values())).on)} pairs of rounds, and "
+        f"where it lies with {CONFIDENCE:.0%}; level {LEVEL:.0%} of the requests; programs: as timed"
     )
     costs.show(console, {server: result.costs for server, result in results.items()})
 

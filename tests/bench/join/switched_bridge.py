@@ -3,9 +3,9 @@
 python -m tests.bench.join.switched_bridge CONFIG
 
 Prints its OTLP port, then does what each line of its input says and answers with a line of JSON: `on PID`
-loads the default probes and waits until that process is followed, `timed PID` loads all there are and has the
-kernel time them, `costs` tells what they took so far, `detach` lets go of their tracepoints and `attach` takes
-them again, `off` unloads them.
+loads the default probes and waits until that process is followed, `timed PID` loads all there are and has
+the kernel time them, `costs` tells what they took so far, `detach` lets go of their tracepoints and `attach`
+takes them again, `off` unloads them.
 """
 
 from __future__ import annotations
