@@ -80,8 +80,8 @@ def tracepoints(library: Library, names: Sequence[str]) -> dict[str, bool]:
 def accounts(library: Library, proc: Path = PROC) -> bool:
     """Whether programs can read what the scheduler accounts of threads.
 
-    It does with CONFIG_SCHED_INFO, unless before Linux 5.14 it was told not to (nodelayacct): then all that it
-    shows are zeroes. Its clock is found with CONFIG_FAIR_GROUP_SCHED.
+    It does with CONFIG_SCHED_INFO, unless before Linux 5.14 it was told not to (nodelayacct): then it shows
+    zeroes. Its clock is found with CONFIG_FAIR_GROUP_SCHED.
 
     Raises:
         LibbpfError: the kernel has no BTF.
