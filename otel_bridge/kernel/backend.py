@@ -44,6 +44,9 @@ class Backend(Protocol):
             BridgeError: there is none, or it cannot be made here.
         """
 
+    def by_perf(self, config: ProbesConfig) -> bool:
+        """Whether it takes perf events to attach the configured probes to functions, and so privileges."""
+
     def limits(self, probe: Probe, config: ProbesConfig) -> str:
         """What of a configured probe this back end cannot do; empty when nothing."""
 
@@ -114,6 +117,10 @@ class LibbpfBackend:
         """See `Backend`."""
         kind = uprobe_multi.MultiObject if uprobe_multi.available() else Object
         return kind(self._library, built(probe))
+
+    def by_perf(self, config: ProbesConfig) -> bool:
+        """See `Backend`. Static tracepoints are libbpf's business, which attaches them one by one."""
+        return not uprobe_multi.available() or any(function.usdt for function in config.user.functions)
 
     def limits(self, probe: Probe, config: ProbesConfig) -> str:  # noqa: ARG002 (other back ends have some)
         """See `Backend`."""

@@ -317,6 +317,10 @@ class BccBackend:
         """See `Backend`."""
         return traced(names)
 
+    def by_perf(self, config: ProbesConfig) -> bool:  # noqa: ARG002 (libbpf has other ways)
+        """See `Backend`."""
+        return True
+
     def accounts(self) -> bool:
         """Not: the headers tell nothing of the queues that have the scheduler's clock."""
         return False

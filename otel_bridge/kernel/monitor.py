@@ -308,7 +308,8 @@ class KernelMonitor:
         late = any(
             loaded.probe.uprobes or loaded.probe is user.PROBE for loaded in self._loader.loaded.values()
         )
-        kept = privileges.needed_for_reading(held, attach_late=late)
+        by_perf = self._backend.by_perf(self._config.probes)
+        kept = privileges.needed_for_reading(held, attach_late=late, by_perf=by_perf)
         privileges.keep_only(frozenset(kept))
         log.info(
             "privileges dropped",

@@ -56,7 +56,7 @@ NEEDS = (
     Need(
         Capability.PERFMON,
         "let programs read memory; attach them to functions",
-        "attach to libraries of processes that start later",
+        "attach to libraries of processes that start later, before Linux 6.6",
         Capability.SYS_ADMIN,
     ),
     Need(
@@ -102,13 +102,19 @@ def name_of(number: int) -> str:
         return f"capability {number}"
 
 
-def needed_for_reading(held: frozenset[int], *, attach_late: bool) -> dict[Capability, str]:
+_BY_PERF = frozenset({Capability.PERFMON, Capability.SYS_ADMIN})
+
+
+def needed_for_reading(
+    held: frozenset[int], *, attach_late: bool, by_perf: bool = True
+) -> dict[Capability, str]:
     """What must be kept, each with what for.
 
     Args:
         held: what there is.
-        attach_late: whether programs are attached to libraries of processes that start later. Kernels with
-            the fix for CVE-2025-38466 ask CAP_SYS_ADMIN of that, so it is then kept where it is held.
+        attach_late: whether programs are attached to libraries of processes that start later.
+        by_perf: whether that takes perf events. Kernels with the fix for CVE-2025-38466 ask CAP_SYS_ADMIN of
+            them, so it is then kept where it is held. Links of their own kind (`uprobe_multi`) ask nothing.
     """
     kept = {
         need.capability: need.reading
@@ -119,7 +125,7 @@ def needed_for_reading(held: frozenset[int], *, attach_late: bool) -> dict[Capab
     }
     if attach_late and Capability.SYS_ADMIN in held:
         kept[Capability.SYS_ADMIN] = "attach to functions, which some kernels ask it for"
-    return kept
+    return kept if by_perf else {number: reason for number, reason in kept.items() if number not in _BY_PERF}
 
 
 def keep_only(capabilities: frozenset[int]) -> None:
