@@ -22,7 +22,7 @@ struct call {
 	__u64 stack; /* stack pointer of the outermost call */
 	struct origin origin;
 	__u64 fields[USER_FIELDS];
-	__u64 arguments[USER_FIELDS];
+	__u64 arguments[USER_ARGUMENTS];
 };
 
 enum { DEEPEST = 64 };
@@ -51,12 +51,22 @@ static __always_inline struct user_probe *configured(__u64 cookie)
 	return bpf_map_lookup_elem(&user_probes, &number);
 }
 
-static __always_inline __u64 chosen(const __u64 *fields, __u8 number)
+/* Numbered from 1; 0: none. */
+static __always_inline __u64 field_of(const __u64 *fields, __u8 number)
 {
 #pragma unroll
 	for (int i = 0; i < USER_FIELDS; i++)
 		if (number == i + 1)
 			return fields[i];
+	return 0;
+}
+
+static __always_inline __u64 argument_of(const __u64 *arguments, __u8 number)
+{
+#pragma unroll
+	for (int i = 0; i < USER_ARGUMENTS; i++)
+		if (number == i + 1)
+			return arguments[i];
 	return 0;
 }
 
@@ -72,7 +82,7 @@ static __always_inline __u64 value_of(const struct user_field *field, __u64 raw,
 		if (i >= field->steps)
 			break;
 		if (i + 1 == field->steps)
-			address += chosen(fields, field->index) * field->stride;
+			address += field_of(fields, field->index) * field->stride;
 		raw = 0;
 		if (bpf_probe_read_user(&raw, sizeof(raw), (void *)address)) {
 			count(COUNTER_UNREADABLE);
@@ -113,7 +123,7 @@ static __always_inline void take_arguments(const struct user_probe *probe, void 
 		if (field->argument == USER_STACK_DEPTH)
 			fields[i] = stack_depth(ctx);
 		else if (field->argument && field->argument != USER_RESULT)
-			fields[i] = value_of(field, chosen(arguments, field->argument), fields);
+			fields[i] = value_of(field, argument_of(arguments, field->argument), fields);
 	}
 }
 
@@ -128,7 +138,7 @@ static __always_inline void take_result(const struct user_probe *probe, struct c
 			call->fields[i] = value_of(field, result, call->fields);
 		else if (field->falls)
 			call->fields[i] -=
-				value_of(field, chosen(call->arguments, field->argument), call->fields);
+				value_of(field, argument_of(call->arguments, field->argument), call->fields);
 	}
 }
 
@@ -141,7 +151,7 @@ static __always_inline void find_span(const struct user_probe *probe, struct ori
 
 	if (origin->match != MATCH_NONE || !probe->takes)
 		return;
-	key.number = chosen(fields, probe->takes);
+	key.number = field_of(fields, probe->takes);
 	given = bpf_map_lookup_elem(&hand_overs, &key);
 	if (!given)
 		return;
@@ -161,7 +171,7 @@ static __always_inline void hand_over(const struct user_probe *probe, const stru
 
 	if (!probe->gives)
 		return;
-	key.number = chosen(fields, probe->gives);
+	key.number = field_of(fields, probe->gives);
 	if (origin->match == MATCH_NONE)
 		bpf_map_delete_elem(&hand_overs, &key);
 	else if (bpf_map_update_elem(&hand_overs, &key, origin, BPF_ANY))
@@ -199,7 +209,7 @@ static __always_inline void called(const struct user_probe *probe, __u64 number,
 SEC("uprobe")
 int BPF_KPROBE(user_call)
 {
-	__u64 number = bpf_get_attach_cookie(ctx), fields[USER_FIELDS] = {}, arguments[USER_FIELDS];
+	__u64 number = bpf_get_attach_cookie(ctx), fields[USER_FIELDS] = {}, arguments[USER_ARGUMENTS];
 	struct user_probe *probe = configured(number);
 
 	if (!probe)

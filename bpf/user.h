@@ -4,7 +4,8 @@
 
 #include "common/event.h"
 
-#define USER_FIELDS 6
+#define USER_ARGUMENTS 6 /* those that are passed in registers */
+#define USER_FIELDS 8
 #define USER_STEPS 3
 #define USER_RESULT 0xff
 #define USER_STACK_DEPTH 0xfe
@@ -16,7 +17,7 @@ struct user_event {
 	__u64 fields[USER_FIELDS];
 };
 
-_Static_assert(sizeof(struct user_event) == 112, "mirrored in records.py");
+_Static_assert(sizeof(struct user_event) == 128, "mirrored in records.py");
 
 /* Where the value of a field comes from. */
 struct user_field {
@@ -45,6 +46,6 @@ struct user_probe {
 	__u8 _pad[3];
 };
 
-_Static_assert(sizeof(struct user_probe) == 160, "mirrored in records.py");
+_Static_assert(sizeof(struct user_probe) == 208, "mirrored in records.py");
 
 #endif

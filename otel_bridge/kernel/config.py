@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from otel_bridge.units import ByteSize, Duration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 
 class _Model(BaseModel):
@@ -119,9 +119,9 @@ class CudaConfig(ProbeConfig):
     )
 
 
-def _steps(value: object) -> object:
-    """One step needs no list."""
-    return (value,) if isinstance(value, int) else value
+def _several(value: object) -> object:
+    """One of several needs no list."""
+    return (value,) if isinstance(value, int | str) else value
 
 
 ValueType = Literal["i8", "u8", "i16", "u16", "i32", "u32", "i64", "u64", "bool"]
@@ -144,7 +144,7 @@ class FieldConfig(_Model):
         "pointers lead."
     )
     type: ValueType = "i64"
-    at: Annotated[tuple[int, ...], BeforeValidator(_steps)] = Field(
+    at: Annotated[tuple[int, ...], BeforeValidator(_several)] = Field(
         (),
         max_length=3,
         description="The argument is a pointer; the value lies so many bytes behind it. Several: the value "
@@ -155,8 +155,24 @@ class FieldConfig(_Model):
         False, description="By how much the value falls from call to return, with `latency`, instead of it."
     )
     less: FieldName | None = Field(None, description="The value less that of an earlier field.")
-    per: int = Field(1, ge=1, description="Divided by this; towards minus infinity.")
+    plus: FieldName | None = Field(None, description="The value and that of an earlier field.")
+    times: Annotated[tuple[FieldName, ...], BeforeValidator(_several)] = Field(
+        (),
+        description="After `less` and `plus`: multiplied by each of these earlier fields. An event whose "
+        "product is more than 2^62 is told without the field.",
+    )
+    per: int = Field(1, ge=1, description="At last divided by this; towards minus infinity.")
     told: bool = Field(True, description="false: it serves other fields only.")
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        """The fields that it is computed with."""
+        return (*(name for name in (self.less, self.plus) if name is not None), *self.times)
+
+    @property
+    def computed(self) -> bool:
+        """Whether it is other than what the kernel read."""
+        return bool(self.operands) or self.per != 1
 
 
 class HandOverConfig(_Model):
@@ -183,7 +199,7 @@ class FunctionConfig(_Model):
         "ones: for fields that hold for one version of a program.",
     )
     usdt: str = Field("", description="A static tracepoint instead: provider:name.")
-    fields: dict[FieldName, FieldConfig] = Field(default_factory=dict, max_length=6)
+    fields: dict[FieldName, FieldConfig] = Field(default_factory=dict, max_length=8)
     latency: bool = Field(
         False,
         description="Pair call and return. Not for functions that throw: a C++ exception that passes a "
@@ -206,14 +222,29 @@ class FunctionConfig(_Model):
         if returns and not self.latency:
             raise ValueError(f"`{returns[0]}` is known when the function returns: that needs latency: true")
         for name, earlier in _references(self.fields):
-            if earlier not in itertools.takewhile(name.__ne__, self.fields):
-                raise ValueError(f"`{name}` refers to {earlier!r}, which is no earlier field")
+            before = [*itertools.takewhile(name.__ne__, self.fields)]
+            if earlier not in before:
+                raise ValueError(
+                    f"`{name}` refers to {earlier!r}, which is no earlier field; before it "
+                    f"{'are ' + ', '.join(before) if before else 'is none'}"
+                )
         for over in (self.gives, self.takes):
             if over is not None and over.field not in self.fields:
                 raise ValueError(f"there is no field {over.field!r} to hand over by")
+        self._kernel_knows(over.field for over in (self.gives, self.takes) if over is not None)
+        self._kernel_knows(field.index.field for field in self.fields.values() if field.index is not None)
         if self.takes is not None and self.takes.field in returns:
             raise ValueError("a span is taken when the function is called: not by what it returns")
         return self
+
+    def _kernel_knows(self, names: Iterable[str]) -> None:
+        """What is computed is computed when events are read, and the kernel has only what it is made of."""
+        for name in names:
+            if self.fields[name].computed:
+                raise ValueError(
+                    f"`{name}` is computed after the kernel: `index`, `gives` and `takes` need a field "
+                    "without `less`, `plus`, `times` and `per`"
+                )
 
 
 def _references(fields: Mapping[str, FieldConfig]) -> Iterator[tuple[str, str]]:
@@ -221,8 +252,8 @@ def _references(fields: Mapping[str, FieldConfig]) -> Iterator[tuple[str, str]]:
     for name, field in fields.items():
         if field.index is not None:
             yield name, field.index.field
-        if field.less is not None:
-            yield name, field.less
+        for operand in field.operands:
+            yield name, operand
 
 
 class UserConfig(ProbeConfig):

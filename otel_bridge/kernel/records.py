@@ -157,7 +157,7 @@ CUDA_CONFIG: Dtype = np.dtype(
 )
 """struct cuda_config (bpf/cuda.h)."""
 
-USER_FIELDS = 6
+USER_FIELDS = 8
 USER_STEPS = 3
 USER_RESULT = 0xFF
 USER_STACK_DEPTH = 0xFE

@@ -128,6 +128,8 @@ def test_what_lies_behind_several_pointers_and_what_a_call_changed(watch):
         "fell": {**CELLS, "falls": True},
         "pairs_left": {**CELLS, "less": "amount", "per": 2},
         "depth": {"argument": "stack_depth", "type": "u32"},
+        "place": {"argument": 2, "type": "i32", "told": False},
+        "worth": {"argument": 3, "type": "i64", "plus": "amount", "times": ["place", "fell"]},
     }
     monitor, worker = watch({"name": "release", "symbol": "release", "latency": True, "fields": fields})
     orders = [(3, 50), (0, 7), (3, -20), (1, 0)]
@@ -140,6 +142,7 @@ def test_what_lies_behind_several_pointers_and_what_a_call_changed(watch):
     assert found["before"].tolist() == [400, 100, 350, 200]
     assert found["fell"].tolist() == [50, 7, -20, 0]
     assert found["pairs_left"].tolist() == [175, 46, 185, 100]
+    assert found["worth"].tolist() == [15000, 0, 2400, 0]
     assert (found["depth"] >= 1).all()
     assert "amount" not in (found.dtype.names or ())
 

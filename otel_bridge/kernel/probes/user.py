@@ -25,6 +25,9 @@ PRESETS = Path(__file__).parents[1] / "presets"
 
 _SPECIAL: dict[int | str, int] = {"return": USER_RESULT, "stack_depth": USER_STACK_DEPTH}
 
+# Integers wrap around beyond 64 bits and say nothing. Doubles tell, and their rounding is far from doubling.
+_LARGEST_PRODUCT = 2.0**62
+
 PROBE = Probe(
     name="user",
     gives="calls of configured functions, with their arguments, on the span that asked for them",
@@ -81,12 +84,16 @@ class Functions:
             yield function.library, _uprobes(number, function)
 
     def split(self, records: NDArray[np.void]) -> Iterator[tuple[str, NDArray[np.void]]]:
-        """Events by function, each with the fields that the function's configuration names."""
+        """Events by function, each with the fields that the function's configuration names.
+
+        Those of a function whose fields do not all have a value come as several arrays.
+        """
         for number in np.unique(records["probe"]).tolist():
             if number >= len(self.all):  # of a function that was configured a moment ago
                 continue
             function = self.all[number]
-            yield function.name, _named(function, records[records["probe"] == number])
+            for part in _named(function, records[records["probe"] == number]):
+                yield function.name, part
 
 
 def _size(field: FieldConfig) -> int:
@@ -125,27 +132,71 @@ def _uprobes(number: int, function: FunctionConfig) -> tuple[Uprobe, ...]:
     return (Uprobe("user_call", **place),)
 
 
-def _named(function: FunctionConfig, records: NDArray[np.void]) -> NDArray[np.void]:
-    # The kernel extended the sign to 64 bits.
-    values = {
-        name: records["fields"][:, i].view("<i8" if _is_signed(field) or field.falls else "<u8")
-        for i, (name, field) in enumerate(function.fields.items())
+@dataclass(frozen=True)
+class _Column:
+    """A field of some events.
+
+    Attributes:
+        values: of 64 bits.
+        known: false where it has no value.
+    """
+
+    values: NDArray[Any]
+    known: NDArray[np.bool_]
+
+
+def _named(function: FunctionConfig, records: NDArray[np.void]) -> Iterator[NDArray[np.void]]:
+    """Events with their fields by name; those that lack a value apart, and without the field."""
+    columns = {
+        name: column for name, column in _columns(function, records).items() if function.fields[name].told
     }
-    told = {
-        name: _computed(values[name], values[field.less] if field.less else None, field.per)
-        for name, field in function.fields.items()
-        if field.told
-    }
-    kinds = [(name, value.dtype.str) for name, value in told.items()]
+    known = np.array([column.known for column in columns.values()])
+    if known.all():
+        yield _structured(records, {name: column.values for name, column in columns.items()})
+        return
+    for which in np.unique(known, axis=1).T:
+        rows = (known == which[:, np.newaxis]).all(axis=0)
+        told = {
+            name: column.values[rows]
+            for (name, column), has in zip(columns.items(), which, strict=True)
+            if has
+        }
+        yield _structured(records[rows], told)
+
+
+def _structured(records: NDArray[np.void], fields: Mapping[str, NDArray[Any]]) -> NDArray[np.void]:
+    kinds = [(name, values.dtype.str) for name, values in fields.items()]
     out = np.zeros(len(records), np.dtype([*COMMON.descr, *kinds]))
     for name in COMMON.names or ():
         out[name] = records[name]
-    for name, value in told.items():
-        out[name] = value
+    for name, values in fields.items():
+        out[name] = values
     return out
 
 
-def _computed(value: NDArray[Any], less: NDArray[Any] | None, per: int) -> NDArray[Any]:
-    if less is not None:
-        value = value.view("<i8") - less.view("<i8")
-    return value if per == 1 else value // per
+def _columns(function: FunctionConfig, records: NDArray[np.void]) -> dict[str, _Column]:
+    found: dict[str, _Column] = {}
+    for i, (name, field) in enumerate(function.fields.items()):
+        # The kernel extended the sign to 64 bits.
+        read = records["fields"][:, i].view("<i8" if _is_signed(field) or field.falls else "<u8")
+        found[name] = _computed(field, read, found)
+    return found
+
+
+def _computed(field: FieldConfig, value: NDArray[Any], earlier: Mapping[str, _Column]) -> _Column:
+    known = np.ones(len(value), np.bool_)
+    for name in field.operands:
+        known &= earlier[name].known
+    if field.operands:
+        value = value.view("<i8")
+    if field.less is not None:
+        value = value - earlier[field.less].values.view("<i8")
+    if field.plus is not None:
+        value = value + earlier[field.plus].values.view("<i8")
+    if field.times:
+        size = value.astype(np.float64)
+        for name in field.times:
+            factor = earlier[name].values.view("<i8")
+            value, size = value * factor, size * factor
+        known &= np.abs(size) <= _LARGEST_PRODUCT
+    return _Column(value if field.per == 1 else value // field.per, known)

@@ -57,8 +57,23 @@ FIELD = {"argument": 1, "type": "i64"}
     [
         (
             {"fields": {"a": {**FIELD, "less": "b"}, "b": FIELD}},
-            "`a` refers to 'b', which is no earlier",
+            "`a` refers to 'b', which is no earlier field; before it is none",
         ),
+        (
+            {"fields": {"b": FIELD, "c": FIELD, "a": {**FIELD, "times": ["b", "d"]}}},
+            "`a` refers to 'd', which is no earlier field; before it are b, c",
+        ),
+        ({"fields": {"a": {**FIELD, "plus": "a"}}}, "`a` refers to 'a', which is no earlier field"),
+        ({"fields": {"a": {**FIELD, "times": 8}}}, r"times(.|\n)*valid string"),
+        (
+            {"fields": {"a": {**FIELD, "per": 2}, "b": {**FIELD, "index": {"field": "a", "times": 8}}}},
+            "`a` is computed after the kernel: `index`, `gives` and `takes` need a field without",
+        ),
+        (
+            {"fields": {"a": {**FIELD, "per": 2}}, "takes": {"group": "slot", "field": "a"}},
+            "`a` is computed after the kernel",
+        ),
+        ({"fields": dict.fromkeys("abcdefghi", FIELD)}, "at most 8 items"),
         ({"fields": {"a": {**FIELD, "index": {"field": "a", "times": 8}}}}, "no earlier field"),
         ({"fields": {"a": {**FIELD, "falls": True}}}, "needs latency: true"),
         ({"fields": {"a": {**FIELD, "at": [1, 2, 3, 4]}}}, "at most 3 items"),
@@ -74,8 +89,9 @@ def test_fields_that_cannot_be_told_are_refused(function, problem):
         FunctionConfig.model_validate(whole)
 
 
-def test_a_step_needs_no_list():
-    """As it was before there could be several."""
+def test_one_of_several_needs_no_list():
+    """A step, a factor."""
     assert FieldConfig.model_validate({**FIELD, "at": 8}).at == (8,)
     assert FieldConfig.model_validate({**FIELD, "at": [8, 0]}).at == (8, 0)
     assert FieldConfig.model_validate(FIELD).at == ()
+    assert FieldConfig.model_validate({**FIELD, "times": "layers"}).times == ("layers",)
