@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 
@@ -113,3 +114,22 @@ def test_a_child_publishes_what_its_parent_did_at_the_fork():
     os.waitpid(pid, 0)
     assert _record.published() == (TRACE_ID.to_bytes(16), SPAN_ID.to_bytes(8), 1)
     _record.clear()
+
+
+def test_variable_and_record_share_a_cache_line():
+    """What the kernel reads at every switch (bpf/common/context.h: struct thread_variable), in every thread."""
+    library = ctypes.CDLL(_record.__file__)
+    found = []
+
+    def work() -> None:
+        _record.publish(TRACE_ID, SPAN_ID)
+        variable = ctypes.c_void_p.in_dll(library, "otel_thread_ctx_v1")
+        found.append((ctypes.addressof(variable), variable.value))
+
+    for _ in range(3):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    work()
+    _record.clear()
+    assert [(address % 64, record - address) for address, record in found] == [(0, 16)] * 4
