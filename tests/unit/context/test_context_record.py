@@ -117,7 +117,7 @@ def test_a_child_publishes_what_its_parent_did_at_the_fork():
 
 
 def test_variable_and_record_share_a_cache_line():
-    """What the kernel reads at every switch (bpf/common/context.h: struct thread_variable), in every thread."""
+    """The kernel reads both at every switch (struct thread_variable in bpf/common/context.h)."""
     library = ctypes.CDLL(_record.__file__)
     found = []
 
