@@ -169,13 +169,14 @@ static __always_inline void long_wait(const struct wait *wait, struct task_struc
 	bpf_ringbuf_submit(record, 0);
 }
 
-/* `queued` is what the teller says; the scheduler counts by another clock. */
-static __always_inline void end_wait(struct wait *wait, struct task_struct *task, bool still_waits, __u64 queued,
+/* `run_queue` is what the teller says. The scheduler counts by another clock, and from a moment before the thread is
+ * seen to leave: its figure holds, and may be a little longer than the wait was.
+ */
+static __always_inline void end_wait(struct wait *wait, struct task_struct *task, bool still_waits, __u64 run_queue,
 				     __u64 now)
 {
 	__u64 took = now - wait->off_ns;
-	__u64 run_queue = queued < took ? queued : took;
-	__u64 off_cpu = took - run_queue;
+	__u64 off_cpu = took > run_queue ? took - run_queue : 0;
 
 	add_to_span(wait, run_queue, off_cpu, now);
 	if (run_queue >= CONSTANT(config, run_queue_threshold_ns) ||

@@ -58,7 +58,7 @@ def test_long_waits_are_events_with_the_stack_they_began_in(worker, each_backend
     assert len(monitor.events.on_span(KernelEventKind.SCHED_SUM, 2))
 
 
-def run_queue_delay_is_right(worker, start_worker):
+def run_queue_delay_is_right(worker, start_worker, *, apart):
     """Hogs share the span's CPU; /proc/…/schedstat has the kernel's own figure for the same wait."""
     cpu = max(os.sched_getaffinity(0))
     hogs = [start_worker() for _ in range(HOGS)]
@@ -70,7 +70,9 @@ def run_queue_delay_is_right(worker, start_worker):
         programs = set(monitor.costs()["sched"])
     sums = monitor.events.on_span(KernelEventKind.SCHED_SUM, 1)
     assert delay > 200_000_000, "the hogs did not take the CPU"
-    assert int(sums["run_queue_ns"].sum()) == pytest.approx(delay, rel=0.05)
+    found = int(sums["run_queue_ns"].sum())
+    # The worker may be kept waiting between asking the kernel and the span's beginning or end.
+    assert delay - apart <= found <= 1.05 * delay
     waits = monitor.events.on_span(KernelEventKind.SCHED_WAIT, 1)
     assert len(waits) > 0
     assert (waits["run_queue_ns"] >= 1_000_000).all()
@@ -79,7 +81,8 @@ def run_queue_delay_is_right(worker, start_worker):
 
 def test_run_queue_delay_is_what_the_scheduler_accounts(worker, start_worker, each_backend):
     """Read from its accounts, where programs can; by wakeups elsewhere."""
-    programs = run_queue_delay_is_right(worker, start_worker)
+    apart = 10_000_000 if each_backend == "bcc" else 100_000
+    programs = run_queue_delay_is_right(worker, start_worker, apart=apart)
     assert ("sched_wakeup" in programs) == (each_backend == "bcc")
 
 
@@ -88,7 +91,7 @@ def test_wakeups_tell_where_the_accounts_are_not_told(worker, start_worker, each
     if each_backend == "bcc":
         pytest.skip("BCC reads no accounts: the test before this one is the same")
     monkeypatch.setattr(LibbpfBackend, "accounts", lambda _self: False)
-    programs = run_queue_delay_is_right(worker, start_worker)
+    programs = run_queue_delay_is_right(worker, start_worker, apart=10_000_000)
     assert programs == {"sched_switch_of_woken", "sched_wakeup"}
 
 

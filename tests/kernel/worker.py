@@ -196,9 +196,9 @@ def sleep(job: dict[str, Any]) -> int:
 
 def burn(job: dict[str, Any]) -> int:
     """Use a CPU for a while; answers how long the kernel says this thread waited for one, nanoseconds."""
+    before = run_delay()
     if "cpu" in job:
         os.sched_setaffinity(0, {job["cpu"]})
-    before = run_delay()
     end = time.thread_time() + job["seconds"]
     while time.thread_time() < end:
         pass

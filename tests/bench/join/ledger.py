@@ -23,10 +23,11 @@ EVENT_NAMES = {
 }
 """The kinds whose occurrences are span events; the others are sums."""
 
-_ABSOLUTE, _RELATIVE = 2_000_000, 0.05
-"""How far two accounts of waiting for a CPU, the probe's and the scheduler's, may lie apart (ns, a part).
+_APART = 100_000
+"""How far the probe's account of waiting for a CPU and the scheduler's own may lie apart, nanoseconds.
 
-Both read a clock at each switch, one after the other; a hypervisor may take the CPU away in between.
+The first is read from the second at both ends of each wait; what is left is the moment between the server's
+reading it and the span's beginning or end.
 """
 
 
@@ -212,8 +213,7 @@ class Ledger:
     def _judge_wait(self, caused: Caused, seen: Seen) -> None:
         """The span began before the work and ended after it, so its wait lies between two accounts."""
         waited = seen.attributes.get(catalog.KERNEL_SCHED_RUN_QUEUE_TIME.key, 0)
-        tolerance = _ABSOLUTE + _RELATIVE * caused.most
-        right = caused.amount - tolerance <= waited <= caused.most + tolerance
+        right = caused.amount - _APART <= waited <= caused.most + _APART
         self._add_sum(Kind.HOG, seen, int(right), 1 if right or waited > caused.amount else 0)
         if not right:
             detail = f"{caused.span_id}: {waited} ns, caused {caused.amount} to {caused.most}"
