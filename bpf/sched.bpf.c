@@ -20,6 +20,7 @@ struct wait {
 		__u64 runnable_ns; /* by wakeups: since when it is in one; 0: still blocked */
 	};
 	struct origin origin;
+	__u64 turns; /* how many it had had */
 	__u64 summed_span; /* the last one that it has a row for, or had until sums were taken */
 	__u64 user_stack[STACK_DEPTH];
 };
@@ -206,12 +207,31 @@ static __always_inline __u64 queued_so_far(struct task_struct *task)
 	return FIELD(task, sched_info.run_delay) + (since ? scheduler_clock(task) - since : 0);
 }
 
+/* How many turns on a CPU a thread has had. */
+static __always_inline __u64 turns_of(struct task_struct *task, enum teller teller)
+{
+	if (teller == ACCOUNTS)
+		return FIELD(task, sched_info.pcount);
+	return FIELD(task, nvcsw) + FIELD(task, nivcsw);
+}
+
+/* Whether a thread has had no turns but these since it left. Nobody saw it come and go while no program was attached,
+ * and what it waits for now is something else.
+ */
+static __always_inline bool still_holds(struct wait *wait, struct task_struct *task, __u64 turns, enum teller teller)
+{
+	if (turns_of(task, teller) == wait->turns + turns)
+		return true;
+	waits_no_more(task, wait);
+	return false;
+}
+
 static __always_inline void arrive(struct task_struct *task, __u64 *now, enum teller teller)
 {
 	struct wait *wait = wait_of(task);
 	__u64 queued;
 
-	if (!wait)
+	if (!wait || !still_holds(wait, task, 0, teller))
 		return;
 	once(now);
 	if (teller == ACCOUNTS)
@@ -251,7 +271,7 @@ static __always_inline void leave(void *ctx, struct task_struct *task, bool pree
 	const struct thread_layout *layout;
 	struct origin origin;
 
-	if (wait)
+	if (wait && still_holds(wait, task, 1, teller))
 		arrived_unseen(task, wait, once(now), teller);
 	/* The kernel's own threads, and those that have ended. */
 	if (!FIELD(task, mm)) {
@@ -269,6 +289,7 @@ static __always_inline void leave(void *ctx, struct task_struct *task, bool pree
 		return;
 	}
 	wait->origin = origin;
+	wait->turns = turns_of(task, teller);
 	waits_from(task, wait, once(now));
 	if (teller == ACCOUNTS)
 		wait->queued_ns = queued_so_far(task);

@@ -57,6 +57,7 @@ struct pid {
 
 /* What the scheduler accounts of a thread, by its own clock (nanoseconds, of one CPU). */
 struct sched_info {
+	unsigned long pcount; /* how often it was given a CPU */
 	unsigned long long run_delay; /* how long it has waited in a queue so far */
 	unsigned long long last_arrival; /* when it was last given a CPU */
 	unsigned long long last_queued; /* since when it waits in a queue; 0: it does not */
@@ -88,6 +89,8 @@ struct task_struct {
 	struct thread_struct thread;
 	struct sched_entity se;
 	struct sched_info sched_info; /* with CONFIG_SCHED_INFO */
+	unsigned long nvcsw; /* how often it gave up a CPU, as of the switch that is under way */
+	unsigned long nivcsw; /* how often one was taken from it */
 	char comm[16];
 };
 

@@ -56,9 +56,16 @@ static void switch_between(struct task_struct *previous, struct task_struct *nex
 		sched_switch_of_woken(NULL, false, previous, next);
 }
 
-static void leaves(unsigned int state)
+static void leaves_unseen(unsigned int state)
 {
 	thread.__state = state;
+	thread.nvcsw += state != 0;
+	thread.nivcsw += state == 0;
+}
+
+static void leaves(unsigned int state)
+{
+	leaves_unseen(state);
 	switch_between(&thread, &other);
 	if (state == 0)
 		thread.sched_info.last_queued = cpu.clock;
@@ -79,6 +86,7 @@ static void comes_unseen(void)
 		thread.sched_info.run_delay += cpu.clock - thread.sched_info.last_queued;
 	thread.sched_info.last_queued = 0;
 	thread.sched_info.last_arrival = cpu.clock;
+	thread.sched_info.pcount++;
 	thread.se.prev_sum_exec_runtime = thread.se.sum_exec_runtime;
 }
 
@@ -377,6 +385,36 @@ static void a_full_ring_is_counted_and_the_sums_still_hold_the_wait(void)
 	CHECK(sum_of_span(9).off_cpu_count == 1);
 }
 
+/* As while the probe was switched off. */
+static void what_nobody_saw_is_no_wait(void)
+{
+	__u64 *like;
+
+	begin();
+	leaves(BLOCKED);
+	pass(1 * MS);
+	comes_unseen();
+	leaves_unseen(BLOCKED);
+	pass(60 * MS);
+	is_woken();
+	comes();
+	CHECK(fake.submitted == 0 && fake_map_of(&sums_a)->used == 0);
+	leaves(BLOCKED);
+	pass(1 * MS);
+	comes_unseen();
+	leaves_unseen(BLOCKED);
+	pass(60 * MS);
+	comes_unseen();
+	at_work_on(10);
+	leaves(BLOCKED);
+	CHECK(fake.submitted == 0 && fake_map_of(&sums_a)->used == 0);
+	pass(20 * MS);
+	comes();
+	CHECK(fake.submitted == 1 && event(0)->event.span_id == 10 && event(0)->off_cpu_ns == 20 * MS);
+	like = waiting_like(&thread);
+	CHECK(like && *like == 0);
+}
+
 int main(void)
 {
 	for (teller = ACCOUNTS; teller <= WAKEUPS; teller++) {
@@ -396,6 +434,7 @@ int main(void)
 		RUN(waits_of_one_span_are_one_row_whoever_waited);
 		RUN(a_row_that_is_gone_is_made_again);
 		RUN(a_full_table_is_counted);
+		RUN(what_nobody_saw_is_no_wait);
 		RUN(a_thread_whose_number_ends_alike_hides_no_wait);
 	}
 	teller = ACCOUNTS;

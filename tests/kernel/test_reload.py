@@ -15,6 +15,7 @@ from otel_bridge import catalog
 from otel_bridge.kernel.monitor import ReloadError
 from otel_bridge.kernel.probes import PROBES, is_wanted
 from otel_bridge.model import KernelEventKind, Match
+from otel_bridge.mounts import PROC
 from tests.support.kernel import PROBES as PROBE_NAMES
 from tests.support.kernel import ROOT, config, eventually, followed, held, monitoring, nothing_more_held
 from tests.support.processes import Bridge, needs_command, running
@@ -75,6 +76,22 @@ def test_a_probe_that_is_switched_on_sees_what_comes_and_off_hands_over_what_it_
     assert sums["off_cpu_count"].sum() >= waits[3]
     shown = monitor.telemetry.registry.get_sample_value(catalog.KERNEL_PROBE_LOADED.name, {"probe": "sched"})
     assert shown == 1
+
+
+def test_a_wait_that_was_under_way_when_the_probe_was_switched_off_is_over(worker):
+    """Its end was not seen; when the probe is on again, the thread waits for something else."""
+    waits = {"off_cpu_threshold": "10ms", "run_queue_threshold": "10s"}
+    with monitoring("tcp", "sched", sched=waits) as monitor:
+        followed(monitor, worker.pid)
+        worker.send({"do": "sleep", "span": 1, "seconds": 0.5, "times": 1})
+        eventually("it sleeps", lambda: "nanosleep" in (PROC / str(worker.pid) / "wchan").read_text())
+        monitor.reload(config("tcp"))
+        worker.answers()
+        monitor.reload(config("tcp", "sched", sched=waits))
+        worker.do({"do": "sleep", "span": 2, "seconds": 0.012, "times": 7})
+    assert not len(monitor.events.on_span(KernelEventKind.SCHED_WAIT, 1))
+    assert not len(monitor.events.on_span(KernelEventKind.SCHED_SUM, 1))
+    assert len(monitor.events.on_span(KernelEventKind.SCHED_WAIT, 2)) == 7
 
 
 def test_thresholds_change(worker):
