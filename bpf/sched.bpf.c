@@ -20,15 +20,16 @@ struct wait {
 		__u64 runnable_ns; /* by wakeups: since when it is in one; 0: still blocked */
 	};
 	struct origin origin;
-	__u64 turns; /* how many it had had */
+	__u64 turns; /* on a CPU, that it had had until then */
 	__u64 summed_span; /* the last one that it has a row for, or had until sums were taken */
 	__u64 user_stack[STACK_DEPTH];
 };
 
 STORAGE(waits, BPF_MAP_TYPE_TASK_STORAGE, struct wait);
 
-/* How many threads wait whose number ends so. Most of those that come and go are at no span, and their storage lies
- * where nobody has looked for long.
+/* How many threads wait, by the last bits of their number: where none does, no storage need be looked at. Most of
+ * those that come and go are at no span, and their storage lies where nobody has looked for long. What is left over of
+ * threads that ended while the probe was switched off costs a look.
  */
 enum { PLACES = 1 << 14 };
 

@@ -58,15 +58,15 @@ def test_long_waits_are_events_with_the_stack_they_began_in(worker, each_backend
     assert len(monitor.events.on_span(KernelEventKind.SCHED_SUM, 2))
 
 
-def run_queue_delay_is_right(worker, start_worker, *, apart):
+def run_queue_delay_is_right(worker, start_worker, *, apart, seconds=0.3, **how):
     """Hogs share the span's CPU; /proc/…/schedstat has the kernel's own figure for the same wait."""
     cpu = max(os.sched_getaffinity(0))
     hogs = [start_worker() for _ in range(HOGS)]
     with monitoring("sched", sched={"run_queue_threshold": "1ms"}) as monitor:
         followed(monitor, worker.pid)
         for hog in hogs:
-            hog.send({"do": "burn", "cpu": cpu, "seconds": 0.5})
-        [delay] = worker.do({"do": "burn", "span": 1, "cpu": cpu, "seconds": 0.3})
+            hog.send({"do": "burn", "cpu": cpu, "seconds": 2 * seconds, **how})
+        [delay] = worker.do({"do": "burn", "span": 1, "cpu": cpu, "seconds": seconds, **how})
         programs = set(monitor.costs()["sched"])
     sums = monitor.events.on_span(KernelEventKind.SCHED_SUM, 1)
     assert delay > 200_000_000, "the hogs did not take the CPU"
@@ -84,6 +84,12 @@ def test_run_queue_delay_is_what_the_scheduler_accounts(worker, start_worker, ea
     apart = 10_000_000 if each_backend == "bcc" else 100_000
     programs = run_queue_delay_is_right(worker, start_worker, apart=apart)
     assert ("sched_wakeup" in programs) == (each_backend == "bcc")
+
+
+def test_threads_of_other_classes_are_accounted_alike(worker, start_worker, each_backend):
+    """Round robin, in slices of a tenth of a second."""
+    apart = 10_000_000 if each_backend == "bcc" else 100_000
+    run_queue_delay_is_right(worker, start_worker, apart=apart, seconds=0.15, round_robin=True)
 
 
 def test_wakeups_tell_where_the_accounts_are_not_told(worker, start_worker, each_backend, monkeypatch):

@@ -197,6 +197,8 @@ def sleep(job: dict[str, Any]) -> int:
 def burn(job: dict[str, Any]) -> int:
     """Use a CPU for a while; answers how long the kernel says this thread waited for one, nanoseconds."""
     before = run_delay()
+    if job.get("round_robin"):
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
     if "cpu" in job:
         os.sched_setaffinity(0, {job["cpu"]})
     end = time.thread_time() + job["seconds"]
