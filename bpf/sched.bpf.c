@@ -208,6 +208,14 @@ static __always_inline __u64 queued_so_far(struct task_struct *task)
 	return FIELD(task, sched_info.run_delay) + (since ? scheduler_clock(task) - since : 0);
 }
 
+static __always_inline __u64 queued_in(const struct wait *wait, struct task_struct *task, __u64 until,
+				       enum teller teller)
+{
+	if (teller == ACCOUNTS)
+		return queued_so_far(task) - wait->queued_ns;
+	return wait->runnable_ns ? until - wait->runnable_ns : 0;
+}
+
 /* How many turns on a CPU a thread has had. */
 static __always_inline __u64 turns_of(struct task_struct *task, enum teller teller)
 {
@@ -230,16 +238,11 @@ static __always_inline bool still_holds(struct wait *wait, struct task_struct *t
 static __always_inline void arrive(struct task_struct *task, __u64 *now, enum teller teller)
 {
 	struct wait *wait = wait_of(task);
-	__u64 queued;
 
 	if (!wait || !still_holds(wait, task, 0, teller))
 		return;
 	once(now);
-	if (teller == ACCOUNTS)
-		queued = queued_so_far(task) - wait->queued_ns;
-	else
-		queued = wait->runnable_ns ? *now - wait->runnable_ns : 0;
-	end_wait(wait, task, true, queued, *now);
+	end_wait(wait, task, true, queued_in(wait, task, *now, teller), *now);
 }
 
 /* Some virtual machines hide threads of their own: the kernel tells neither perf, ftrace nor BPF of the switch from
@@ -259,10 +262,7 @@ static __always_inline void arrived_unseen(struct task_struct *task, struct wait
 			ready = wait->runnable_ns;
 	}
 	came = ran < now - ready ? now - ran : ready;
-	if (teller == ACCOUNTS)
-		end_wait(wait, task, false, queued_so_far(task) - wait->queued_ns, came);
-	else
-		end_wait(wait, task, false, wait->runnable_ns ? came - wait->runnable_ns : 0, came);
+	end_wait(wait, task, false, queued_in(wait, task, came, teller), came);
 }
 
 static __always_inline void leave(void *ctx, struct task_struct *task, bool preempted, __u64 *now,

@@ -51,23 +51,24 @@ static __always_inline struct user_probe *configured(__u64 cookie)
 	return bpf_map_lookup_elem(&user_probes, &number);
 }
 
-/* Numbered from 1; 0: none. */
-static __always_inline __u64 field_of(const __u64 *fields, __u8 number)
+/* One of `room` values, numbered from 1; 0: none. */
+static __always_inline __u64 chosen(const __u64 *values, int room, __u8 number)
 {
 #pragma unroll
-	for (int i = 0; i < USER_FIELDS; i++)
+	for (int i = 0; i < room; i++)
 		if (number == i + 1)
-			return fields[i];
+			return values[i];
 	return 0;
+}
+
+static __always_inline __u64 field_of(const __u64 *fields, __u8 number)
+{
+	return chosen(fields, USER_FIELDS, number);
 }
 
 static __always_inline __u64 argument_of(const __u64 *arguments, __u8 number)
 {
-#pragma unroll
-	for (int i = 0; i < USER_ARGUMENTS; i++)
-		if (number == i + 1)
-			return arguments[i];
-	return 0;
+	return chosen(arguments, USER_ARGUMENTS, number);
 }
 
 /* `fields` are those before this one. */

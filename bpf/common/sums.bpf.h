@@ -22,15 +22,11 @@
 #define SUMS_OF(key_type, value_type)                                                                         \
 	TURNING_MAPS(sums, sums_a, sums_b, 16384, key_type, value_type);                                       \
                                                                                                                \
-	static __always_inline __attribute__((unused)) value_type *sum_with(                                   \
-		const key_type *key, const value_type *value, bool make_first)                                 \
+	static __always_inline value_type *row_in(void *table, const key_type *key, const value_type *value,   \
+						  bool make_first)                                             \
 	{                                                                                                      \
-		__u32 zero = 0;                                                                                \
-		void *table = bpf_map_lookup_elem(&sums, &zero);                                               \
 		value_type *found;                                                                             \
                                                                                                                \
-		if (!table)                                                                                    \
-			return NULL;                                                                           \
 		if (!make_first) {                                                                             \
 			found = table_lookup(table, key);                                                      \
 			if (found)                                                                             \
@@ -48,16 +44,25 @@
 		return found;                                                                                  \
 	}                                                                                                      \
                                                                                                                \
+	static __always_inline __attribute__((unused)) value_type *sum_with(                                   \
+		const key_type *key, const value_type *value, bool make_first)                                 \
+	{                                                                                                      \
+		__u32 zero = 0;                                                                                \
+		void *table = bpf_map_lookup_elem(&sums, &zero);                                               \
+                                                                                                               \
+		return table ? row_in(table, key, value, make_first) : NULL;                                   \
+	}                                                                                                      \
+                                                                                                               \
 	static __always_inline __attribute__((unused)) value_type *sum_of(const key_type *key)                 \
 	{                                                                                                      \
-		value_type empty = {}, *found = sum_with(key, &empty, false);                                  \
+		value_type empty = {}, *found;                                                                 \
 		__u32 zero = 0;                                                                                \
-		void *table;                                                                                   \
+		void *table = bpf_map_lookup_elem(&sums, &zero);                                               \
                                                                                                                \
-		if (found)                                                                                     \
-			return found;                                                                          \
-		table = bpf_map_lookup_elem(&sums, &zero);                                                     \
-		return table ? table_lookup(table, key) : NULL;                                                \
+		if (!table)                                                                                    \
+			return NULL;                                                                           \
+		found = row_in(table, key, &empty, false);                                                     \
+		return found ? found : table_lookup(table, key);                                               \
 	}
 
 static __always_inline struct span_key span_key_of(const struct origin *origin)

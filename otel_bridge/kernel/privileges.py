@@ -102,12 +102,7 @@ def name_of(number: int) -> str:
         return f"capability {number}"
 
 
-_BY_PERF = frozenset({Capability.PERFMON, Capability.SYS_ADMIN})
-
-
-def needed_for_reading(
-    held: frozenset[int], *, attach_late: bool, by_perf: bool = True
-) -> dict[Capability, str]:
+def needed_for_reading(held: frozenset[int], *, attach_late: bool, by_perf: bool) -> dict[Capability, str]:
     """What must be kept, each with what for.
 
     Args:
@@ -116,16 +111,16 @@ def needed_for_reading(
         by_perf: whether that takes perf events. Kernels with the fix for CVE-2025-38466 ask CAP_SYS_ADMIN of
             them, so it is then kept where it is held. Links of their own kind (`uprobe_multi`) ask nothing.
     """
+    late_by_perf = attach_late and by_perf
+    only_if = {Capability.PERFMON: late_by_perf, Capability.CHECKPOINT_RESTORE: attach_late}
     kept = {
         need.capability: need.reading
         for need in NEEDS
-        if need.reading
-        and need.capability in held
-        and (attach_late or need.capability not in (Capability.PERFMON, Capability.CHECKPOINT_RESTORE))
+        if need.reading and need.capability in held and only_if.get(need.capability, True)
     }
-    if attach_late and Capability.SYS_ADMIN in held:
+    if late_by_perf and Capability.SYS_ADMIN in held:
         kept[Capability.SYS_ADMIN] = "attach to functions, which some kernels ask it for"
-    return kept if by_perf else {number: reason for number, reason in kept.items() if number not in _BY_PERF}
+    return kept
 
 
 def keep_only(capabilities: frozenset[int]) -> None:
