@@ -37,7 +37,7 @@ static __always_inline void reclaim_began(void)
 	struct task_struct *task = bpf_get_current_task_btf();
 	__u64 *began;
 
-	if (!may_have_spans(layout_of(FIELD(task, tgid))))
+	if (!may_have_spans(known_of(FIELD(task, tgid))))
 		return;
 	began = bpf_task_storage_get(&reclaims, task, NULL, BPF_LOCAL_STORAGE_GET_F_CREATE);
 	if (began)

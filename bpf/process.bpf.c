@@ -37,23 +37,23 @@ static __always_inline void announce(enum event_kind kind, struct task_struct *t
 	bpf_ringbuf_submit(record, 0);
 }
 
-/* A forked child has its parent's mappings, so its threads keep their records at the same place. */
+static __always_inline void know(__u32 tgid, __u32 what)
+{
+	struct process_row *row = row_of(tgid);
+
+	if (row)
+		*(volatile __u8 *)&row->known[tgid % PROCESSES_A_ROW] = what;
+}
+
+/* A forked child has its parent's mappings, so its threads keep their records at the same place. It is told of also
+ * when they keep none: user space may have been late for an earlier process of this number.
+ */
 static __always_inline bool inherit(__u32 child, __u32 parent)
 {
-	const struct thread_layout *layout = layout_of(parent);
-	struct thread_layout copy;
+	__u32 known = known_of(parent);
 
-	if (!publishes(layout)) {
-		/* User space may have been late for an earlier process of this number. */
-		bpf_map_delete_elem(&processes, &child);
-		return false;
-	}
-	copy = *layout;
-	if (bpf_map_update_elem(&processes, &child, &copy, BPF_ANY)) {
-		count(COUNTER_LOST_STATE);
-		return false;
-	}
-	return true;
+	know(child, publishes(known) ? known : 0);
+	return publishes(known);
 }
 
 SEC("tp_btf/sched_process_fork")
@@ -71,7 +71,7 @@ int BPF_PROG(sched_process_exec, struct task_struct *task)
 {
 	__u32 tgid = FIELD(task, tgid);
 
-	bpf_map_delete_elem(&processes, &tgid);
+	know(tgid, 0);
 	announce(EVENT_PROCESS_EXEC, task, 0, false);
 	return 0;
 }
@@ -83,7 +83,7 @@ int BPF_PROG(sched_process_exit, struct task_struct *task)
 
 	if (BPF_CORE_READ(task, signal, live.counter))
 		return 0;
-	bpf_map_delete_elem(&processes, &tgid);
+	know(tgid, 0);
 	announce(EVENT_PROCESS_EXIT, task, 0, false);
 	return 0;
 }

@@ -45,15 +45,15 @@ static __always_inline struct http_request *received_plain(struct http_request *
 static __always_inline void received(struct sock *sk, int length, int flags)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
-	const struct thread_layout *layout = layout_of(FIELD(task, tgid));
+	__u32 known = known_of(FIELD(task, tgid));
 	struct http_request *request = NULL;
 	__u64 socket;
 
-	if (length <= 0 || (flags & FLAG_PEEK) || FIELD(sk, sk_type) != SOCKET_STREAM || publishes(layout))
+	if (length <= 0 || (flags & FLAG_PEEK) || FIELD(sk, sk_type) != SOCKET_STREAM || publishes(known))
 		return;
-	if (layout) {
+	if (known) {
 		socket = bpf_get_socket_cookie(sk);
-		if (layout->silent & SILENT_TLS)
+		if (known & SILENT_TLS)
 			thread_received(thread_of(task), socket);
 		request = request_on(socket);
 	}
@@ -79,11 +79,11 @@ static __always_inline bool is_interim(struct task_struct *task, __u32 length)
 static __always_inline void sent(struct sock *sk, int length)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
-	const struct thread_layout *layout = layout_of(FIELD(task, tgid));
+	__u32 known = known_of(FIELD(task, tgid));
 	struct http_request *request;
 	__u64 socket;
 
-	if (!layout || publishes(layout))
+	if (!known || publishes(known))
 		return;
 	socket = bpf_get_socket_cookie(sk);
 	request = request_on(socket);

@@ -269,8 +269,8 @@ static __always_inline void leave(void *ctx, struct task_struct *task, bool pree
 				  enum teller teller)
 {
 	struct wait *wait = wait_of(task);
-	const struct thread_layout *layout;
 	struct origin origin;
+	__u32 known;
 
 	if (wait && still_holds(wait, task, 1, teller))
 		arrived_unseen(task, wait, once(now), teller);
@@ -281,8 +281,8 @@ static __always_inline void leave(void *ctx, struct task_struct *task, bool pree
 			bpf_task_storage_delete(&waits, task);
 		return;
 	}
-	layout = layout_of(FIELD(task, tgid));
-	if (!may_have_spans(layout) || !span_of_task(layout, task, &origin))
+	known = known_of(FIELD(task, tgid));
+	if (!may_have_spans(known) || !span_of_task(known, task, &origin))
 		return;
 	wait = bpf_task_storage_get(&waits, task, NULL, BPF_LOCAL_STORAGE_GET_F_CREATE);
 	if (!wait) {

@@ -16,7 +16,7 @@ static __always_inline bool is_silent(__u64 thread)
 {
 	__u32 tgid = thread >> 32;
 
-	if (publishes(layout_of(tgid)))
+	if (publishes(known_of(tgid)))
 		return false;
 	note_silent(tgid, SILENT_TLS);
 	return true;

@@ -34,6 +34,7 @@ enum { PSEUDO_MAP = 1, PSEUDO_MAP_VALUE = 2 }; /* linux/bpf.h: BPF_PSEUDO_MAP_FD
 		value_type *value;                                                                             \
 	} name
 
+#define MAPPED_ARRAY(name, room, value_type) MAP(name, BPF_MAP_TYPE_ARRAY, room, __u32, value_type)
 #define RING(name, size) MAP(name, BPF_MAP_TYPE_RINGBUF, size, char, char)
 #define STORAGE(name, kind, value_type) MAP(name, kind, 0, __u64, value_type)
 #define TURNING_MAPS(slot, first, second, room, key_type, value_type)                                         \

@@ -12,10 +12,16 @@
 
 enum { GLIBC_DTV_STRIDE = 16 };
 
-/* Process (tgid) → where its threads keep their record. Written by user space and by the process probe;
- * shared by all objects. A process that is not here costs one look-up.
+/* Process (tgid) → enum known, a byte for each there can be: it is asked at every switch, send and receive, of
+ * processes that nobody follows as well, and an array is looked up without a call. Written by user space and by the
+ * programs; shared by all objects.
  */
-MAP(processes, BPF_MAP_TYPE_HASH, 16384, __u32, struct thread_layout);
+MAPPED_ARRAY(processes, PROCESSES / PROCESSES_A_ROW, struct process_row);
+
+/* Where the threads of a process keep their record. Written by user space, before a process has the number; shared by
+ * all objects.
+ */
+MAP(layouts, BPF_MAP_TYPE_ARRAY, LAYOUTS, __u32, struct thread_layout);
 
 /* Thread (pid_tgid) → the request it is at; shared by all objects. */
 MAP(thread_requests, BPF_MAP_TYPE_LRU_HASH, 16384, __u64, struct thread_request);
@@ -54,26 +60,24 @@ static __always_inline bool is_zero(const __u64 *trace_id, __u64 span_id)
 	return (trace_id[0] | trace_id[1]) == 0 || span_id == 0;
 }
 
-/* The running thread's record as it is now; false when it has none, or none that can be read. */
+/* The running thread's record as it is now, put behind the variable if it does not lie there already; false when it has
+ * none, or none that can be read.
+ */
 static __always_inline bool read_record(const struct thread_layout *layout, unsigned long address,
-					struct thread_record *record)
+					struct thread_variable *variable)
 {
-	struct thread_variable variable = {};
-	__u32 size = layout->counts_changes ? sizeof(*record) : THREAD_RECORD_SIZE;
+	__u32 size = layout->counts_changes ? sizeof(variable->behind) : THREAD_RECORD_SIZE;
 
 	/* Behind the variable there may be nothing. */
-	if (bpf_probe_read_user(&variable, sizeof(variable), (void *)address) &&
-	    bpf_probe_read_user(&variable.record, sizeof(variable.record), (void *)address)) {
+	if (bpf_probe_read_user(variable, sizeof(*variable), (void *)address) &&
+	    bpf_probe_read_user(&variable->record, sizeof(variable->record), (void *)address)) {
 		count(COUNTER_UNREADABLE);
 		return false;
 	}
-	if (!variable.record)
+	if (!variable->record)
 		return false;
-	if (variable.record == address + offsetof(struct thread_variable, behind)) {
-		*record = variable.behind;
-		return true;
-	}
-	if (bpf_probe_read_user(record, size, (void *)variable.record)) {
+	if (variable->record != address + offsetof(struct thread_variable, behind) &&
+	    bpf_probe_read_user(&variable->behind, size, (void *)variable->record)) {
 		count(COUNTER_UNREADABLE);
 		return false;
 	}
@@ -86,25 +90,25 @@ static __always_inline bool read_record(const struct thread_layout *layout, unsi
 static __always_inline bool span_of_record(const struct thread_layout *layout, struct task_struct *task,
 					   struct origin *origin)
 {
-	struct thread_record record = {};
-	unsigned long variable;
+	unsigned long address = tls_variable(layout, thread_pointer(task));
+	struct thread_variable variable;
+	const struct thread_record *record = &variable.behind;
 
-	variable = tls_variable(layout, thread_pointer(task));
-	if (!variable || !read_record(layout, variable, &record))
+	if (!address || !read_record(layout, address, &variable))
 		return false;
-	if (record.valid != 1) {
-		if (layout->counts_changes && record.changes & 1)
+	if (record->valid != 1) {
+		if (layout->counts_changes && record->changes & 1)
 			count(COUNTER_TORN);
 		return false;
 	}
-	if (is_zero(record.trace_id, record.span_id)) {
+	if (is_zero(record->trace_id, record->span_id)) {
 		count(COUNTER_ZERO_IDS);
 		return false;
 	}
-	origin->trace_id[0] = record.trace_id[0];
-	origin->trace_id[1] = record.trace_id[1];
-	origin->span_id = record.span_id;
-	origin->trace_flags = record.trace_flags;
+	origin->trace_id[0] = record->trace_id[0];
+	origin->trace_id[1] = record->trace_id[1];
+	origin->span_id = record->span_id;
+	origin->trace_flags = record->trace_flags;
 	origin->match = MATCH_THREAD;
 	return true;
 }
@@ -152,20 +156,30 @@ static __always_inline bool span_of_shared_context(__u64 thread, struct origin *
 	return true;
 }
 
-static __always_inline struct thread_layout *layout_of(__u32 tgid)
+static __always_inline struct process_row *row_of(__u32 tgid)
 {
-	return bpf_map_lookup_elem(&processes, &tgid);
+	__u32 row = tgid / PROCESSES_A_ROW;
+
+	return bpf_map_lookup_elem(&processes, &row);
 }
 
-static __always_inline bool publishes(const struct thread_layout *layout)
+/* What is known of a process (enum known); 0: nothing. */
+static __always_inline __u32 known_of(__u32 tgid)
 {
-	return layout && !layout->silent;
+	const struct process_row *row = row_of(tgid);
+
+	return row ? *(const volatile __u8 *)&row->known[tgid % PROCESSES_A_ROW] : 0;
+}
+
+static __always_inline bool publishes(__u32 known)
+{
+	return known >= FIRST_LAYOUT;
 }
 
 /* Whether there may be spans at all: cheap, to be asked first. */
-static __always_inline bool may_have_spans(const struct thread_layout *layout)
+static __always_inline bool may_have_spans(__u32 known)
 {
-	return layout || CONSTANT(sources, shared_table);
+	return known || CONSTANT(sources, shared_table);
 }
 
 /* Fills `origin` with a thread and the span it works on; true when there is one.
@@ -173,14 +187,16 @@ static __always_inline bool may_have_spans(const struct thread_layout *layout)
  * Must be called while the task runs: its memory is read. What a process publishes itself goes before what
  * others say about it, also when it says that there is no span.
  */
-static __always_inline bool span_of_task(const struct thread_layout *layout, struct task_struct *task,
-					 struct origin *origin)
+static __always_inline bool span_of_task(__u32 known, struct task_struct *task, struct origin *origin)
 {
+	const struct thread_layout *layout;
+
 	*origin = (struct origin){.tgid = FIELD(task, tgid), .tid = FIELD(task, pid)};
-	if (publishes(layout))
-		return span_of_record(layout, task, origin);
-	if (layout && (layout->silent & SILENT_REQUESTS) &&
-	    span_of_request(thread_of(task), origin))
+	if (publishes(known)) {
+		layout = bpf_map_lookup_elem(&layouts, &known);
+		return layout && span_of_record(layout, task, origin);
+	}
+	if ((known & SILENT_REQUESTS) && span_of_request(thread_of(task), origin))
 		return true;
 	return CONSTANT(sources, shared_table) && span_of_shared_context(thread_of(task), origin);
 }
@@ -189,7 +205,7 @@ static __always_inline bool current_origin(struct origin *origin)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
 
-	return span_of_task(layout_of(FIELD(task, tgid)), task, origin);
+	return span_of_task(known_of(FIELD(task, tgid)), task, origin);
 }
 
 #endif

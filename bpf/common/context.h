@@ -18,20 +18,36 @@ struct thread_layout {
 	__u32 module;
 	__s32 dtv_pointer; /* 8 on x86-64; on AArch64 0 with glibc, -8 with musl */
 	__u32 dtv_stride; /* 16 with glibc, 8 with musl */
-	__u32 silent; /* enum silent; 0: the process publishes its spans, and all this is true */
 	__u32 counts_changes; /* 1: behind a record stands how often it was changed (otel_bridge.context) */
-	__u32 _pad;
 };
 
-/* A process that publishes nothing is in the table as well while something else is known of its threads; the
- * programs enter it themselves.
+_Static_assert(sizeof(struct thread_layout) == 24, "mirrored in records.py");
+
+/* What is known of a process. Of one that publishes its spans, the number of its threads' layout. Of another, what the
+ * programs have seen it do.
  */
-enum silent {
+enum known {
 	SILENT_REQUESTS = 1, /* it was seen to read an HTTP request */
 	SILENT_TLS = 2, /* it uses libssl */
+	FIRST_LAYOUT = 4,
+	LAYOUTS = 256,
 };
 
-_Static_assert(sizeof(struct thread_layout) == 32, "mirrored in records.py");
+enum {
+	PROCESSES = 1 << 22, /* no process has a higher number (PID_MAX_LIMIT) */
+	PROCESSES_A_ROW = 64,
+};
+
+/* Of so many processes, by the last digits of their number: a byte each, which is read and written in one piece. */
+struct process_row {
+	union {
+		__u8 known[PROCESSES_A_ROW];
+		__u64 together[PROCESSES_A_ROW / sizeof(__u64)];
+	};
+};
+
+_Static_assert(sizeof(struct process_row) == PROCESSES_A_ROW, "no padding");
+_Static_assert(PROCESSES == 1 << 22, "mirrored in records.py");
 
 /* Where spans are looked for besides the threads' records; the same for all objects. */
 struct context_sources {

@@ -18,6 +18,16 @@
 		__type(value, value_type);                                                                     \
 	} name SEC(".maps")
 
+/* Defines an array that user space has in its memory. */
+#define MAPPED_ARRAY(name, room, value_type)                                                                  \
+	struct {                                                                                               \
+		__uint(type, BPF_MAP_TYPE_ARRAY);                                                              \
+		__uint(map_flags, BPF_F_MMAPABLE);                                                             \
+		__uint(max_entries, room);                                                                     \
+		__type(key, __u32);                                                                            \
+		__type(value, value_type);                                                                     \
+	} name SEC(".maps")
+
 /* Defines a ring buffer, its size in bytes. */
 #define RING(name, size)                                                                                      \
 	struct {                                                                                               \

@@ -16,20 +16,26 @@ enum { ORDERLY_REQUESTS = 8 };
 /* What a new one begins as; too large for the stack beside what is read. */
 MAP(no_http_request, BPF_MAP_TYPE_ARRAY, 1, __u32, struct http_request);
 
-/* Enters a process that publishes nothing into the table, or notes more about it; false when there is no room. */
-static __always_inline bool note_silent(__u32 tgid, enum silent what)
+/* Notes what a process was seen to do that publishes nothing. User space may find out meanwhile that it publishes: that
+ * stands. Bytes cannot be compared and exchanged alone: when another one of the same word was faster, once more.
+ */
+static __always_inline void note_silent(__u32 tgid, enum known what)
 {
-	struct thread_layout *layout = layout_of(tgid), fresh = {.silent = what};
+	enum { TRIES = 4 };
+	__u32 shift = tgid % sizeof(__u64) * 8;
+	struct process_row *row = row_of(tgid);
+	__u64 *word, before, wanted = (__u64)what << shift;
 
-	if (!layout) {
-		if (!bpf_map_update_elem(&processes, &tgid, &fresh, BPF_NOEXIST))
-			return true;
-		count(COUNTER_LOST_STATE);
-		return false;
+	if (!row)
+		return;
+	word = &row->together[tgid % PROCESSES_A_ROW / sizeof(*word)];
+	for (int i = 0; i < TRIES; i++) {
+		before = *(volatile __u64 *)word;
+		if (publishes(before >> shift & 0xff) || (before & wanted) == wanted ||
+		    __sync_val_compare_and_swap(word, before, before | wanted) == before)
+			return;
 	}
-	if (layout->silent && !(layout->silent & what))
-		layout->silent |= what;
-	return true;
+	count(COUNTER_LOST_STATE);
 }
 
 /* The first one that this process reads on a connection, which another may have handed over to it. */
@@ -38,8 +44,9 @@ static __always_inline struct http_request *make_request(__u64 socket)
 	__u32 zero = 0;
 	struct http_request *fresh = bpf_map_lookup_elem(&no_http_request, &zero), *made;
 
-	if (!fresh || !note_silent(bpf_get_current_pid_tgid() >> 32, SILENT_REQUESTS))
+	if (!fresh)
 		return NULL;
+	note_silent(bpf_get_current_pid_tgid() >> 32, SILENT_REQUESTS);
 	if (bpf_map_update_elem(&http_requests, &socket, fresh, BPF_ANY)) {
 		count(COUNTER_LOST_STATE);
 		return NULL;

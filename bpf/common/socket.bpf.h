@@ -48,19 +48,19 @@ static __always_inline bool is_tcp(struct sock *sk)
 static __always_inline bool use_of_socket(struct sock *sk, struct origin *origin)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
-	const struct thread_layout *layout = layout_of(FIELD(task, tgid));
+	__u32 known = known_of(FIELD(task, tgid));
 	const struct http_request *request;
 
-	if (!may_have_spans(layout))
+	if (!may_have_spans(known))
 		return false;
-	if (layout && layout->silent) {
+	if (known && !publishes(known)) {
 		request = request_on(bpf_get_socket_cookie(sk));
 		if (request) {
 			*origin = request->origin;
 			return true;
 		}
 	}
-	span_of_task(layout, task, origin);
+	span_of_task(known, task, origin);
 	return true;
 }
 

@@ -338,9 +338,6 @@ class KernelConfig(_Model):
         "each thread, /sys/fs/bpf/otel/traces_ctx_v1; asked about programs that publish nothing. "
         "Empty: not asked.",
     )
-    max_processes: int = Field(
-        16384, ge=1, description="Processes whose threads' spans are followed at once."
-    )
     max_spans: int = Field(
         16384, ge=1, description="Spans that are summed up in the kernel between two `sum_interval`s."
     )

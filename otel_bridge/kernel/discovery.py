@@ -521,6 +521,8 @@ class Discovery:
             return True
         try:
             layout = self._context.locate(pid)
+            if layout is not None:
+                self._follow(pid, layout)
         except (ProcessLookupError, FileNotFoundError, PermissionError):
             return True
         except BridgeError as error:
@@ -529,11 +531,8 @@ class Discovery:
                 process.complaint = str(error)
             return False
         process.complaint = ""
-        if layout is None:
-            return False
-        self._follow(pid, layout)
-        process.followed = True
-        return True
+        process.followed = layout is not None
+        return process.followed
 
     def _note_dull(self, process: _Process, files: list[MappedFile]) -> None:
         """Of the files that brought this look about, those whose next mapping need not."""

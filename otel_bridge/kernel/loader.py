@@ -14,6 +14,7 @@ from otel_bridge.errors import BridgeError
 from otel_bridge.kernel import uprobe_multi
 from otel_bridge.kernel.config import ProbeConfig
 from otel_bridge.kernel.probes.base import CONFIG_SECTION, constants
+from otel_bridge.kernel.process_table import ProcessTable, mapped
 from otel_bridge.kernel.records import CONTEXT_SOURCES, RATE_LIMIT, THREAD_LAYOUT, U4, U8, Counter
 from otel_bridge.kernel.ring import Ring, RingMemory
 from otel_bridge.libbpf import OBJECTS
@@ -37,7 +38,9 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-SHARED = frozenset({"processes", "sockets", "senders", "thread_requests", "http_requests", "shared_contexts"})
+SHARED = frozenset(
+    {"processes", "layouts", "sockets", "senders", "thread_requests", "http_requests", "shared_contexts"}
+)
 _SOURCES_SECTION = ".rodata.sources"
 _USDT_MAPS = "__bpf_usdt"  # libbpf's own, filled anew for each object
 _OWN_RING_SIZE = 64 * 1024  # of the probes that have no configuration
@@ -245,19 +248,23 @@ class Loader:
         self._kept: dict[tuple[str, str], int] = {}
         self._files: dict[str, list[AttachedFile]] = {}
         self._asks_obi = False
+        self._processes: ProcessTable | None = None
         self.loaded: dict[str, LoadedProbe] = {}
 
     @property
-    def processes(self) -> Map:
-        """Process (tgid) → THREAD_LAYOUT.
+    def processes(self) -> ProcessTable:
+        """What the programs know of processes.
 
         Raises:
             BridgeError: no probe is loaded.
         """
-        fd = self._kept.get(("", "processes"))
-        if fd is None:
-            raise BridgeError("no probe is loaded that follows processes")
-        return Map(self._library, fd, U4, THREAD_LAYOUT)
+        if self._processes is None:
+            processes, layouts = (self._kept.get(("", name)) for name in ("processes", "layouts"))
+            if processes is None or layouts is None:
+                raise BridgeError("no probe is loaded that follows processes")
+            write = Map(self._library, layouts, U4, THREAD_LAYOUT).set
+            self._processes = ProcessTable(mapped(processes), write)
+        return self._processes
 
     def use_obi_table(self, fd: int) -> None:
         """Ask OBI's table (`obi_table.open_table`) as well, in all probes that are loaded from now on."""
@@ -314,7 +321,7 @@ class Loader:
             obj.set_constants(CONFIG_SECTION, values)
         if _SOURCES_SECTION in obj.maps:
             obj.set_constants(_SOURCES_SECTION, constants(CONTEXT_SOURCES, {"shared_table": self._asks_obi}))
-        sizes = {"processes": self.config.max_processes}
+        sizes: dict[str, int] = {}
         if probe.record is not None:
             ring = own if isinstance(own, ProbeConfig) else None
             sizes["events"] = ring.ring_size if ring else _OWN_RING_SIZE
@@ -487,3 +494,4 @@ class Loader:
         for fd in self._kept.values():
             os.close(fd)
         self._kept.clear()
+        self._processes = None

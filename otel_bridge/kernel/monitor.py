@@ -473,8 +473,7 @@ class KernelMonitor:
     def _follow(self, pid: int, layout: ThreadContextLayout) -> None:
         assert self._loader is not None
         processes = self._loader.processes
-        place = (layout.offset, layout.module, layout.dtv_pointer, layout.dtv_stride)
-        processes.set(pid, (*place, 0, layout.counts_changes, 0))
+        processes.follow(pid, layout)
         if not (PROC / str(pid)).exists():
             processes.discard(pid)
 

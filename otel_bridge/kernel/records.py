@@ -32,12 +32,13 @@ THREAD_LAYOUT: Dtype = np.dtype(
         ("module", "<u4"),
         ("dtv_pointer", "<i4"),
         ("dtv_stride", "<u4"),
-        ("silent", "<u4"),
         ("counts_changes", "<u4"),
-        ("_pad", "<u4"),
     ]
 )
-"""struct thread_layout (bpf/common/context.h); `silent` is 0 in what user space writes."""
+"""struct thread_layout (bpf/common/context.h)."""
+
+PROCESSES = 1 << 22
+"""No process has a higher number (PID_MAX_LIMIT)."""
 
 CONTEXT_SOURCES: Dtype = np.dtype([("shared_table", "<u4"), ("_pad", "<u4")])
 """struct context_sources (bpf/common/context.h)."""
@@ -325,6 +326,15 @@ class TlsRole(IntEnum):
     UNKNOWN = 0
     CLIENT = 1
     SERVER = 2
+
+
+class Known(IntEnum):
+    """What is known of a process: `enum known` (bpf/common/context.h)."""
+
+    SILENT_REQUESTS = 1
+    SILENT_TLS = 2
+    FIRST_LAYOUT = 4
+    LAYOUTS = 256
 
 
 class Counter(IntEnum):

@@ -2,6 +2,7 @@
 #include "bpf/common/context.bpf.h"
 #include "bpf/common/emit.bpf.h"
 #include "check.h"
+#include "follow.h"
 
 enum { TGID = 42, TID = 43 };
 
@@ -17,11 +18,9 @@ static void publish(void)
 
 static void begin(struct thread_layout layout)
 {
-	__u32 tgid = TGID;
-
 	task = (struct task_struct){.tgid = TGID, .pid = TID};
 	fake.task = &task;
-	bpf_map_update_elem(&processes, &tgid, &layout, BPF_ANY);
+	follow(TGID, layout);
 	publish();
 }
 

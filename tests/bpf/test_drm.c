@@ -3,6 +3,7 @@
 
 #include "bpf/drm.bpf.c"
 #include "check.h"
+#include "follow.h"
 
 enum { TGID = 42, MIB = 1 << 20, NOWHERE = -1 };
 
@@ -19,12 +20,9 @@ static void at_work_on(__u64 span)
 
 static void begin(void)
 {
-	struct thread_layout layout = {};
-	__u32 tgid = TGID;
-
 	thread = (struct task_struct){
 		.tgid = TGID, .pid = TGID, .mm = &thread, .thread.fsbase = (unsigned long)&variable};
-	bpf_map_update_elem(&processes, &tgid, &layout, BPF_ANY);
+	follow(TGID, (struct thread_layout){});
 	fake.task = &thread;
 	fake.thread = (__u64)TGID << 32 | TGID;
 	fake.now = 1000;

@@ -3,6 +3,7 @@
 #define LICENSE LICENSE_OF_SOCKET
 #include "bpf/socket.bpf.c"
 #include "check.h"
+#include "follow.h"
 
 #define TRACE "0123456789abcdef0011223344556677"
 #define SPAN "8899aabbccddeeff"
@@ -435,12 +436,9 @@ static void what_is_only_peeked_at_is_read_once(void)
 
 static void a_process_that_publishes_is_believed_and_nothing_else(void)
 {
-	struct thread_layout layout = {.offset = -64};
-	__u32 tgid = TGID;
-
 	begin();
 	task.thread.fsbase = 1;
-	bpf_map_update_elem(&processes, &tgid, &layout, BPF_ANY);
+	follow(TGID, (struct thread_layout){.offset = -64});
 	receive(&server, REQUEST TRACEPARENT "\r\n");
 	CHECK(!on_socket(&server) && !on_thread());
 	CHECK(fake_map_of(&http_requests)->used == 0);
@@ -481,9 +479,7 @@ static void whatever_comes_in_does_no_harm(void)
 static void what_obi_says_is_asked_where_nothing_is_published(void)
 {
 	struct shared_context context = {.trace_id = {1, 2}, .span_id = 3};
-	struct thread_layout layout = {.offset = -64};
 	__u64 thread = (__u64)TGID << 32 | TID;
-	__u32 tgid = TGID;
 	struct origin origin;
 
 	begin();
@@ -500,8 +496,31 @@ static void what_obi_says_is_asked_where_nothing_is_published(void)
 	context.span_id = 3;
 	bpf_map_update_elem(&shared_contexts, &thread, &context, BPF_ANY);
 	task.thread.fsbase = 1;
-	bpf_map_update_elem(&processes, &tgid, &layout, BPF_ANY);
+	follow(TGID, (struct thread_layout){.offset = -64});
 	CHECK(!current_origin(&origin));
+}
+
+static void what_is_noted_of_a_process_leaves_others_alone(void)
+{
+	__u8 *known = row_of(TGID)->known + TGID % PROCESSES_A_ROW;
+
+	begin();
+	follow(TGID + 1, (struct thread_layout){});
+	note_silent(TGID, SILENT_TLS);
+	CHECK(known_of(TGID) == SILENT_TLS);
+	note_silent(TGID, SILENT_REQUESTS);
+	note_silent(TGID, SILENT_REQUESTS);
+	CHECK(known_of(TGID) == (SILENT_REQUESTS | SILENT_TLS));
+	CHECK(known[-1] == 0 && known[1] == FIRST_LAYOUT);
+	CHECK(counted(COUNTER_LOST_STATE) == 0);
+}
+
+static void a_process_that_publishes_is_noted_nothing_of(void)
+{
+	begin();
+	follow(TGID, (struct thread_layout){});
+	note_silent(TGID, SILENT_REQUESTS);
+	CHECK(known_of(TGID) == FIRST_LAYOUT);
 }
 
 int main(void)
@@ -532,5 +551,7 @@ int main(void)
 	RUN(full_tables_are_counted);
 	RUN(whatever_comes_in_does_no_harm);
 	RUN(what_obi_says_is_asked_where_nothing_is_published);
+	RUN(what_is_noted_of_a_process_leaves_others_alone);
+	RUN(a_process_that_publishes_is_noted_nothing_of);
 	return 0;
 }

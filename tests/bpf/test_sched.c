@@ -3,6 +3,7 @@
 
 #include "bpf/sched.bpf.c"
 #include "check.h"
+#include "follow.h"
 
 enum { TGID = 42, BLOCKED = 1, MS = 1000000 };
 
@@ -30,9 +31,6 @@ static void pass(__u64 ns)
 
 static void begin(void)
 {
-	struct thread_layout layout = {};
-	__u32 tgid = TGID;
-
 	CONFIGURE(config, .run_queue_threshold_ns = 10 * MS, .off_cpu_threshold_ns = 10 * MS);
 	thread = (struct task_struct){.tgid = TGID,
 				      .pid = TGID,
@@ -40,7 +38,7 @@ static void begin(void)
 				      .se.cfs_rq = &queue,
 				      .thread.fsbase = (unsigned long)&variable};
 	other.se.cfs_rq = &queue;
-	bpf_map_update_elem(&processes, &tgid, &layout, BPF_ANY);
+	follow(TGID, (struct thread_layout){});
 	fake.now = cpu.clock = 0;
 	pass(1000 * MS);
 	cpu.clock += ITS_OWN;

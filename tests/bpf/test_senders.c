@@ -1,6 +1,7 @@
 /* Whose a segment is that is sent again, when several spans have used the connection. */
 #include "bpf/socket.bpf.c"
 #include "check.h"
+#include "follow.h"
 
 enum { TGID = 42 };
 
@@ -12,12 +13,9 @@ static struct thread_record *variable = &record;
 
 static void begin(void)
 {
-	struct thread_layout layout = {};
-	__u32 tgid = TGID;
-
 	task = (struct task_struct){.tgid = TGID, .pid = TGID, .thread.fsbase = (unsigned long)&variable};
 	fake.task = &task;
-	bpf_map_update_elem(&processes, &tgid, &layout, BPF_ANY);
+	follow(TGID, (struct thread_layout){});
 	connection.tcp.write_seq = 1000;
 }
 

@@ -125,7 +125,9 @@ def test_what_the_kernel_did_to_a_request_is_on_its_timeline(start_worker, names
 
             trace_id = eventually("a request whose packets were lost", hit, timeout=90)
             waits = page.get_by_role("row", name=re.compile("wait for a turn")).get_by_role("img")
-            assert "3 kernel events" in str(waits.get_attribute("aria-label"))
+            # It sleeps three times, and waits for whatever else this machine lets it wait for.
+            [count] = re.findall(r"(\d+) kernel events", str(waits.get_attribute("aria-label")))
+            assert int(count) >= 3
             assert "sched.off_cpu" in page.inner_text("main")
             assert "a secret" not in page.content()
             _picture(page, "trace-page")

@@ -136,8 +136,7 @@ class Monitor(KernelMonitor):
     def table_of_processes(self) -> list[int]:
         """The processes in the kernel's table."""
         assert self._loader is not None
-        found: list[int] = self._loader.processes.keys().tolist()
-        return found
+        return self._loader.processes.known()
 
     def files(self, probe: str) -> list[AttachedFile]:
         """The files that a probe hangs on."""

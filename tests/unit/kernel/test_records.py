@@ -49,6 +49,7 @@ STRUCTURES = {
     "gate_config": gate.CONFIG,
 }
 ENUMS = {
+    "known": (records.Known, ""),
     "counter": (records.Counter, "COUNTER_"),
     "event_kind": (KernelEventKind, "EVENT_"),
     "match": (Match, "MATCH_"),

@@ -22,7 +22,7 @@
 #define __always_inline inline __attribute__((always_inline))
 
 #define FAKE_ROOM 64
-#define FAKE_MAPS 16
+#define FAKE_MAPS 20
 #define FAKE_BYTES 384
 
 struct task_struct;
