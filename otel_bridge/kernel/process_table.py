@@ -1,8 +1,8 @@
 """What the programs know of each process: where its threads keep the span that they are at.
 
-A byte for each process that there can be, in memory that is the kernel's and ours: it is 0, or the number of a layout,
-or what the programs have seen the process do (`enum known` in bpf/common/context.h). Layouts are few: processes that
-run the same program mostly have the same.
+A byte for each process that there can be, in memory that is the kernel's and ours: 0, or the number of a
+layout, or what the programs have seen the process do (`enum known` in bpf/common/context.h). Layouts are few:
+processes that run the same program mostly have the same.
 """
 
 from __future__ import annotations

@@ -12,13 +12,16 @@ import sys
 from rich.console import Console
 
 from tests.bench import figures
-from tests.bench.join import exactness, machine, overhead, rate, report
+from tests.bench.join import exactness, machine, overhead, rate, report, steps
 from tests.bench.namespace import enter_network_namespace
 
 _FLOOD = 5.0
 """Seconds of events whose spans never come."""
 
-PARTS = ("exactness", "overhead", "rate")
+_STEP_ROUNDS = 40
+"""Pairs, some 0.3 s each."""
+
+PARTS = ("exactness", "overhead", "steps", "rate")
 
 
 def main() -> None:
@@ -59,6 +62,10 @@ def main() -> None:
         }
         overhead.show(console, costs)
         found |= overhead.figures_of(costs)
+    if not options.parts or "steps" in options.parts:
+        timed = steps.run(_STEP_ROUNDS)
+        steps.show(console, timed)
+        found |= steps.figures_of(timed)
     if not options.parts or "rate" in options.parts:
         rates = [rate.run(per_span, options.events) for per_span in rate.PER_SPAN]
         rate.show(console, rates, rate.flood(_FLOOD))

@@ -18,6 +18,7 @@ from tests.support.processes import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
 
 class Child:
@@ -56,10 +57,14 @@ class Child:
         self._process.wait(timeout)
 
 
-@contextmanager
-def child(module: str, *arguments: str) -> Iterator[Child]:
+def child(module: str, *arguments: str) -> AbstractContextManager[Child]:
     """Run a module of this package."""
-    command = [sys.executable, "-m", f"tests.bench.join.{module}", *arguments]
+    return program(sys.executable, "-m", f"tests.bench.join.{module}", *arguments)
+
+
+@contextmanager
+def program(*command: str) -> Iterator[Child]:
+    """Run a program."""
     with subprocess.Popen(
         command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:

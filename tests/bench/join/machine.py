@@ -26,7 +26,7 @@ def lacking() -> str:
     """What this machine would need for the bench, with the command that mends it; empty when all is here."""
     if os.geteuid() != 0:
         return "needs root: sudo make bench-join"
-    for command, package in (("ip", "iproute2"), ("nft", "nftables")):
+    for command, package in (("ip", "iproute2"), ("nft", "nftables"), ("cc", "gcc")):
         if shutil.which(command) is None:
             return f"needs {command}: apt-get install {package}"
     if not (TRACING / "instances").exists():

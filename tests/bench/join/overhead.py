@@ -138,8 +138,7 @@ def run(server: str, *, rounds: int, seconds: float) -> Overhead:
         files = make_files(directory)
         addresses = stack.enter_context(peers(directory))
         sink = stack.enter_context(GrpcSink())
-        config = _configuration(directory, sink)
-        bridge = stack.enter_context(child("switched_bridge", str(config)))
+        bridge = stack.enter_context(child("switched_bridge", str(configuration(directory, sink))))
         process, port = stack.enter_context(serving(server, int(bridge.line()), addresses, files))
         machine.move(process.pid, for_server)
         with child("pace", str(max(for_server))) as pace:
@@ -221,7 +220,8 @@ class Load:
         return [machine.cpu_of(one.pid) for one in (self._process, self._bridge)]
 
 
-def _configuration(directory: Path, sink: GrpcSink) -> Path:
+def configuration(directory: Path, sink: GrpcSink) -> Path:
+    """A bridge that takes spans and hands them to a sink; its probes are switched on later."""
     document = {
         "receivers": {"otlp": {"protocols": {"grpc": {"endpoint": "127.0.0.1:0"}, "http": None}}},
         "exporters": {"otlp": {"endpoint": f"127.0.0.1:{sink.port}", "tls": {"insecure": True}}},
