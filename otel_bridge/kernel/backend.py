@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from otel_bridge.errors import BridgeError
-from otel_bridge.kernel import uprobe_multi
 from otel_bridge.kernel.kernel_symbols import traced
 from otel_bridge.kernel.loader import object_path
-from otel_bridge.libbpf import BUILD_COMMAND
+from otel_bridge.libbpf import BUILD_COMMAND, uprobe_multi
 from otel_bridge.libbpf.core_object import Object
 from otel_bridge.mounts import PROC
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from otel_bridge.kernel import uprobe
+from otel_bridge.libbpf import uprobe
 from otel_bridge.libbpf.core_object import MapShape, Object
 from otel_bridge.libbpf.library import LibbpfError, Map
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from otel_bridge.kernel.uprobe import Descriptors
     from otel_bridge.libbpf.library import Library
+    from otel_bridge.libbpf.uprobe import Descriptors
 
 INSTRUCTION = np.dtype([("code", "u1"), ("registers", "u1"), ("offset", "<i2"), ("immediate", "<i4")])
 """struct bpf_insn; the upper half of `registers` is the source."""

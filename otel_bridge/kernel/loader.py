@@ -11,13 +11,12 @@ import numpy as np
 import structlog
 
 from otel_bridge.errors import BridgeError
-from otel_bridge.kernel import uprobe_multi
 from otel_bridge.kernel.config import ProbeConfig
 from otel_bridge.kernel.probes.base import CONFIG_SECTION, constants
 from otel_bridge.kernel.process_table import ProcessTable, mapped
 from otel_bridge.kernel.records import CONTEXT_SOURCES, RATE_LIMIT, THREAD_LAYOUT, U4, U8, Counter
 from otel_bridge.kernel.ring import Ring, RingMemory
-from otel_bridge.libbpf import OBJECTS
+from otel_bridge.libbpf import OBJECTS, uprobe_multi
 from otel_bridge.libbpf.library import LibbpfError, Map, run_statistics
 
 if TYPE_CHECKING:
@@ -32,9 +31,9 @@ if TYPE_CHECKING:
     from otel_bridge.kernel.config import KernelConfig
     from otel_bridge.kernel.probes.base import Probe, Program, Sums, Uprobe
     from otel_bridge.kernel.records import Dtype
-    from otel_bridge.kernel.uprobe import Descriptors
     from otel_bridge.libbpf.core_object import Link, Object
     from otel_bridge.libbpf.library import Library
+    from otel_bridge.libbpf.uprobe import Descriptors
 
 log = structlog.get_logger(__name__)
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from otel_bridge.elf.file import ElfFile
+from otel_bridge.elf.loaded import ElfError
 from otel_bridge.kernel.discovery import mapped_files
-from otel_bridge.kernel.elf_file import ElfFile
-from otel_bridge.kernel.loaded_elf import ElfError
 from otel_bridge.kernel.probes import tls
 
 if TYPE_CHECKING:

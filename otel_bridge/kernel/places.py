@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from otel_bridge.kernel.elf_file import ElfFile
-from otel_bridge.kernel.loaded_elf import ElfError
+from otel_bridge.elf.file import ElfFile
+from otel_bridge.elf.loaded import ElfError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

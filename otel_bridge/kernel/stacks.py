@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import structlog
 
+from otel_bridge.elf.file import ElfFile
+from otel_bridge.elf.loaded import ElfError
 from otel_bridge.events import KernelEvents
 from otel_bridge.kernel.discovery import mapped_code
-from otel_bridge.kernel.elf_file import ElfFile
-from otel_bridge.kernel.loaded_elf import ElfError
 from otel_bridge.mounts import PROC
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from otel_bridge.contracts import Clock
+    from otel_bridge.elf.file import SymbolTable
     from otel_bridge.kernel.discovery import MappedCode, MappedFile
-    from otel_bridge.kernel.elf_file import SymbolTable
     from otel_bridge.kernel.kernel_symbols import KernelSymbols
     from otel_bridge.kernel.thread_context import FileKey
 

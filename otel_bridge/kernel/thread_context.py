@@ -29,16 +29,16 @@ from enum import Enum, auto
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple
 
+from otel_bridge.elf.loaded import ElfError, LoadedElf, Machine
+from otel_bridge.elf.memory import ProcessMemory, UnreadableError
 from otel_bridge.errors import BridgeError
-from otel_bridge.kernel.loaded_elf import ElfError, LoadedElf, Machine
-from otel_bridge.kernel.process_memory import ProcessMemory, UnreadableError
 from otel_bridge.mounts import PROC
 
 if TYPE_CHECKING:
     from collections.abc import Collection
     from pathlib import Path
 
-    from otel_bridge.kernel.process_memory import Mapping
+    from otel_bridge.elf.memory import Mapping
 
 SYMBOL = b"otel_thread_ctx_v1"
 OUR_MODULE = "/otel_bridge/context/_record."

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import trustme
 
-from otel_bridge.kernel import uprobe_multi
 from otel_bridge.kernel.bcc import INSTALL, find_module
+from otel_bridge.libbpf import uprobe_multi
 from tests.support import kernel
 from tests.support.kernel import Worker, needs_bpf
 from tests.support.kernel_headers import make_headers

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from otel_bridge.kernel.elf_file import ElfFile
+from otel_bridge.elf.file import ElfFile
 from otel_bridge.kernel.probes import cuda
 from otel_bridge.kernel.records import CudaOperation
 from otel_bridge.model import KernelEventKind, Match

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from otel_bridge.kernel import uprobe_multi
 from otel_bridge.kernel.config import KernelConfig
+from otel_bridge.libbpf import uprobe_multi
 from tests.support.kernel import ROOT, Monitor
 
 PRIME = 23

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import structlog
 
-from otel_bridge.kernel.elf_file import ElfFile
+from otel_bridge.elf.file import ElfFile
 from otel_bridge.model import KernelEventKind, Match
 from tests.support.kernel import eventually, followed, monitoring, span_id
 from tests.support.processes import needs_command

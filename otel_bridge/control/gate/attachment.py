@@ -16,7 +16,7 @@ import structlog
 
 from otel_bridge.control.gate.records import ALL_PORTS, CONFIG, SLOT, SLOTS, U4
 from otel_bridge.errors import BridgeError
-from otel_bridge.libbpf import OBJECTS
+from otel_bridge.libbpf import OBJECTS, uprobe_multi
 from otel_bridge.libbpf.core_object import Object
 from otel_bridge.libbpf.library import LibbpfError, Map
 
@@ -162,7 +162,8 @@ class Attachment:
                     os.close(found)
 
     def _load_over(self, opened: ExitStack, programs: Sequence[str], kept: Sequence[int | None]) -> Object:
-        loaded = Object(self._library, OBJECTS / "gate.bpf.o")
+        kind = uprobe_multi.MultiObject if uprobe_multi.available() else Object
+        loaded = kind(self._library, OBJECTS / "gate.bpf.o")
         with ExitStack() as trying:
             trying.callback(loaded.close)
             for program in _PROGRAMS:

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import structlog
 
+from otel_bridge.elf.file import ElfFile
+from otel_bridge.elf.loaded import ElfError
 from otel_bridge.events import COMMON, KernelEvents
-from otel_bridge.kernel.elf_file import ElfFile
 from otel_bridge.kernel.kernel_symbols import MAX_FRAMES, KernelSymbols
-from otel_bridge.kernel.loaded_elf import ElfError
 from otel_bridge.kernel.records import SCHED_WAIT
 from otel_bridge.kernel.stacks import (
     STACKS_PER_SECOND,

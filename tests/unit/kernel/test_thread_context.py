@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from otel_bridge.kernel.loaded_elf import gnu_hash, sysv_hash
-from otel_bridge.kernel.process_memory import ProcessMemory, UnreadableError
+from otel_bridge.elf.loaded import gnu_hash, sysv_hash
+from otel_bridge.elf.memory import ProcessMemory, UnreadableError
 from otel_bridge.kernel.thread_context import (
     ThreadContextError,
     ThreadContextLayout,

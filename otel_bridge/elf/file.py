@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from otel_bridge.kernel.loaded_elf import (
+from otel_bridge.elf.loaded import (
     HEADER,
     MAGIC_64_LITTLE,
     MAX_PROGRAM_HEADERS,

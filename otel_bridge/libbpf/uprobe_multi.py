@@ -17,16 +17,16 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import TYPE_CHECKING
 
-from otel_bridge.kernel.uprobe import place_of
 from otel_bridge.libbpf.core_object import Link, Object
 from otel_bridge.libbpf.library import LibbpfError
+from otel_bridge.libbpf.uprobe import place_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from otel_bridge.kernel.uprobe import Descriptors
     from otel_bridge.libbpf.library import Library
+    from otel_bridge.libbpf.uprobe import Descriptors
 
 _SYSCALL = {"x86_64": 321, "aarch64": 280}
 _PROGRAM_LOAD, _LINK_CREATE = 5, 28  # linux/bpf.h: enum bpf_cmd

@@ -19,7 +19,7 @@ from otel_bridge.errors import BridgeError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from otel_bridge.kernel.process_memory import Mapping, ProcessMemory
+    from otel_bridge.elf.memory import Mapping, ProcessMemory
 
 PAGE = 4096
 HEADER = struct.Struct("<16sHHIQQQIHHHHHH")

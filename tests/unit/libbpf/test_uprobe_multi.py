@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from otel_bridge.kernel.uprobe_multi import MultiLink, close_all
+from otel_bridge.libbpf.uprobe_multi import MultiLink, close_all
 
 TOGETHER = 5
 PATIENCE = 30.0

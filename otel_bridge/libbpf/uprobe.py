@@ -13,8 +13,8 @@ import struct
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from otel_bridge.kernel.elf_file import ElfFile
-from otel_bridge.kernel.loaded_elf import ElfError
+from otel_bridge.elf.file import ElfFile
+from otel_bridge.elf.loaded import ElfError
 from otel_bridge.libbpf.library import LibbpfError
 
 if TYPE_CHECKING:
