@@ -45,8 +45,8 @@ static __always_inline void know(__u32 tgid, __u32 what)
 		*(volatile __u8 *)&row->known[tgid % PROCESSES_A_ROW] = what;
 }
 
-/* A forked child has its parent's mappings, so its threads keep their records at the same place. It is told of also
- * when they keep none: user space may have been late for an earlier process of this number.
+/* A forked child has its parent's mappings, so its threads keep their records at the same place. Where the parent's keep
+ * none, the child is unknown from here on: user space may have been late for an earlier process of this number.
  */
 static __always_inline bool inherit(__u32 child, __u32 parent)
 {
