@@ -161,9 +161,12 @@ def test_no_torn_record_is_taken_by_whoever_minds_the_sequence():
     with application(SWITCHING) as app:
         tid, _ = app.hear()
         with ThreadReader(app.pid) as reader:
-            with stopped(tid) as thread_pointer:
-                address = reader.record_address(thread_pointer)
-            assert address is not None
+
+            def address_of_record() -> int | None:
+                with stopped(tid) as thread_pointer:
+                    return reader.record_address(thread_pointer)
+
+            address = eventually("the thread has been at a span", address_of_record)
             for _ in range(30_011):
                 before = reader.read(address + 32, 8)
                 trace_id, span_id, valid, flags = struct.unpack("<16s8sBB", reader.read(address, 26))
