@@ -10,7 +10,6 @@ from otel_bridge.errors import BridgeError
 from otel_bridge.kernel.kernel_symbols import traced
 from otel_bridge.kernel.loader import object_path
 from otel_bridge.libbpf import BUILD_COMMAND, uprobe_multi
-from otel_bridge.libbpf.core_object import Object
 from otel_bridge.mounts import PROC
 
 if TYPE_CHECKING:
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from otel_bridge.kernel.bcc_object import BccObject
     from otel_bridge.kernel.config import KernelConfig, ProbesConfig
     from otel_bridge.kernel.probes.base import Probe
+    from otel_bridge.libbpf.core_object import Object
     from otel_bridge.libbpf.library import Library
 
 BTF = Path("/sys/kernel/btf/vmlinux")
@@ -114,8 +114,7 @@ class LibbpfBackend:
 
     def open(self, probe: Probe) -> Object:
         """See `Backend`."""
-        kind = uprobe_multi.MultiObject if uprobe_multi.available() else Object
-        return kind(self._library, built(probe))
+        return uprobe_multi.open_object(self._library, built(probe))
 
     def by_perf(self, config: ProbesConfig) -> bool:
         """See `Backend`. Static tracepoints are libbpf's business, which attaches them one by one."""

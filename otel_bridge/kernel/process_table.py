@@ -29,9 +29,13 @@ def mapped(fd: int) -> NDArray[np.uint8]:
     """The bytes of the map `processes`, shape (PROCESSES,); mapped as long as the array lives.
 
     Raises:
-        OSError: refused.
+        BridgeError: refused.
     """
-    memory = mmap.mmap(fd, PROCESSES, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+    try:
+        memory = mmap.mmap(fd, PROCESSES, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+    except OSError as error:
+        # Its PermissionError would be taken for that of a process that may not be looked at.
+        raise BridgeError(f"map the table of processes: {error}") from error
     return np.frombuffer(memory, np.uint8)
 
 

@@ -91,6 +91,16 @@ class MultiObject(Object):
         return _attach(self.program_fd(program), path, place, at_return=at_return, cookie=cookie)
 
 
+def open_object(library: Library, path: Path) -> Object:
+    """An object whose uprobes are attached by links of their own kind where the kernel has them.
+
+    Raises:
+        LibbpfError: the file is no BPF object.
+    """
+    kind = MultiObject if available() else Object
+    return kind(library, path)
+
+
 def close_all(links: Iterable[Link | Descriptors]) -> None:
     """Detach, side by side where that is faster.
 

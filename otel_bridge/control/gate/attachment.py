@@ -17,7 +17,6 @@ import structlog
 from otel_bridge.control.gate.records import ALL_PORTS, CONFIG, SLOT, SLOTS, U4
 from otel_bridge.errors import BridgeError
 from otel_bridge.libbpf import OBJECTS, uprobe_multi
-from otel_bridge.libbpf.core_object import Object
 from otel_bridge.libbpf.library import LibbpfError, Map
 
 if TYPE_CHECKING:
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
 
     from otel_bridge.control.gate.config import AllocationsConfig
     from otel_bridge.control.gate.namespaces import Namespace
+    from otel_bridge.libbpf.core_object import Object
     from otel_bridge.libbpf.library import Library
 
 log = structlog.get_logger(__name__)
@@ -162,8 +162,7 @@ class Attachment:
                     os.close(found)
 
     def _load_over(self, opened: ExitStack, programs: Sequence[str], kept: Sequence[int | None]) -> Object:
-        kind = uprobe_multi.MultiObject if uprobe_multi.available() else Object
-        loaded = kind(self._library, OBJECTS / "gate.bpf.o")
+        loaded = uprobe_multi.open_object(self._library, OBJECTS / "gate.bpf.o")
         with ExitStack() as trying:
             trying.callback(loaded.close)
             for program in _PROGRAMS:

@@ -155,16 +155,21 @@ def run(server: str, *, rounds: int, seconds: float) -> Overhead:
         return Overhead(off, on, measured)
 
 
+def turns(rounds: int) -> Iterator[bool]:
+    """Whether it is a round with the probes: pairs, each of which begins as the last one ended."""
+    for number in track(range(rounds), "rounds", transient=True, console=Console(stderr=True)):
+        yield from (number % 2 == 0, number % 2 != 0)
+
+
 def _in_turns(load: Load, rounds: int, seconds: float) -> tuple[list[Round], list[Round]]:
     """Without the probes and with them: whatever grows or shrinks over time meets both."""
     off: list[Round] = []
     on: list[Round] = []
     with load.probes():
         load.flood(_WARM_UP)
-        for number in track(range(rounds), "rounds", transient=True, console=Console(stderr=True)):
-            for with_probes in (number % 2 == 0, number % 2 != 0):
-                load.switch(with_probes=with_probes)
-                (on if with_probes else off).append(load.round(seconds))
+        for with_probes in turns(rounds):
+            load.switch(with_probes=with_probes)
+            (on if with_probes else off).append(load.round(seconds))
         load.switch(with_probes=True)
     return off, on
 
@@ -178,13 +183,11 @@ class Load:
         self._process = process
         self._bridge = bridge
         self._pace = pace
-        self._attached = False
 
     @contextmanager
     def probes(self) -> Iterator[None]:
         """Load the default ones, and unload them."""
         self._bridge.ask(f"on {self._process.pid}")
-        self._attached = True
         try:
             yield
         finally:
@@ -192,9 +195,7 @@ class Load:
 
     def switch(self, *, with_probes: bool) -> None:
         """Attach the loaded probes to their tracepoints, or detach them."""
-        if with_probes != self._attached:
-            self._bridge.ask("attach" if with_probes else "detach")
-            self._attached = with_probes
+        self._bridge.ask("attach" if with_probes else "detach")
 
     def flood(self, seconds: float) -> int:
         """Requests, until their spans are exported."""

@@ -13,17 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
 from tests.bench.join import machine
 from tests.bench.join.children import child, program, workplace
-from tests.bench.join.overhead import configuration
+from tests.bench.join.overhead import configuration, turns
 from tests.support.sinks import GrpcSink
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from rich.console import Console
 
 STEPS = ("send", "receive", "switch", "switch at no span")
 """As steps.c has them: TCP on the loopback device, whose send is a segment received as well."""
@@ -71,14 +71,10 @@ def run(rounds: int) -> Steps:
         bridge.ask(f"on {process.pid}")
         off: list[list[float]] = []
         on: list[list[float]] = []
-        attached = True
-        for number in track(range(rounds), "rounds", transient=True, console=Console(stderr=True)):
-            for with_probes in (number % 2 == 0, number % 2 != 0):
-                if with_probes != attached:
-                    bridge.ask("attach" if with_probes else "detach")
-                    attached = with_probes
-                process.ask(str(_WARM_UP))
-                (on if with_probes else off).append(process.ask(str(_COUNT)))
+        for with_probes in turns(rounds):
+            bridge.ask("attach" if with_probes else "detach")
+            process.ask(str(_WARM_UP))
+            (on if with_probes else off).append(process.ask(str(_COUNT)))
         return Steps(_by_step(off), _by_step(on))
 
 

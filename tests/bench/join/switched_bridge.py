@@ -104,9 +104,10 @@ class Switch:
         return True
 
     def attach(self) -> bool:
-        """Undo that."""
+        """Undo that, where it was done."""
         for loaded in self._loaded():
-            loaded.attach()
+            if not loaded.links:
+                loaded.attach()
         return True
 
     def _loaded(self) -> list[LoadedProbe]:
