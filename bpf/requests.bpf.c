@@ -11,12 +11,12 @@ enum {
 	ERROR_AGAIN = 11, /* EAGAIN: nothing was sent */
 };
 
-static __always_inline void keep_stamp_true(struct sock *sk, struct http_request *request)
+static __always_inline void keep_use_true(struct sock *sk, struct http_request *request)
 {
 	if (!request->changed)
 		return;
 	request->changed = 0;
-	stamp_socket(sk, &request->origin);
+	note_use(sk, &request->origin);
 }
 
 static __always_inline struct http_request *received_plain(struct http_request *request, struct sock *sk,
@@ -62,7 +62,7 @@ static __always_inline void received(struct sock *sk, int length, int flags)
 	else
 		request = received_plain(request, sk, task, length);
 	if (request)
-		keep_stamp_true(sk, request);
+		keep_use_true(sk, request);
 }
 
 /* "HTTP/1.1 1…": 100 Continue and the like come before the answer. */
@@ -91,7 +91,7 @@ static __always_inline void sent(struct sock *sk, int length)
 		return;
 	if (request->open && length != -ERROR_AGAIN && (length < 0 || !is_interim(task, length)))
 		answer_begins(request, socket);
-	keep_stamp_true(sk, request);
+	keep_use_true(sk, request);
 }
 
 SEC("tp_btf/sock_recv_length")

@@ -8,8 +8,12 @@ static __always_inline void used(struct sock *sk)
 {
 	struct origin origin;
 
-	if (is_internet(sk) && use_of_socket(sk, &origin))
-		stamp_socket(sk, &origin);
+	if (!is_internet(sk) || !use_of_socket(sk, &origin))
+		return;
+	/* TCP itself tells that something was read (socket_origin). */
+	if (origin.match == MATCH_NONE && FIELD(sk, sk_protocol) == PROTOCOL_TCP)
+		return;
+	note_use(sk, &origin);
 }
 
 /* Before the bytes are sent: they may be lost, and sent again, before the call returns. */
@@ -19,7 +23,6 @@ static __always_inline void about_to_send(struct sock *sk)
 
 	if (!use_of_socket(sk, &origin))
 		return;
-	stamp_socket(sk, &origin);
 	note_sending(sk, &origin);
 }
 
@@ -29,7 +32,6 @@ static __always_inline void has_sent(struct sock *sk, int length)
 
 	if (!is_tcp(sk) || !use_of_socket(sk, &origin))
 		return;
-	stamp_socket(sk, &origin);
 	note_sent(sk, &origin, length);
 }
 

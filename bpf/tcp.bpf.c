@@ -85,16 +85,16 @@ static __always_inline void retransmit_event(struct sock *sk, const struct origi
 /* What nobody told of is the span's that sent all bytes it may be of; where several did, nobody's. */
 static __always_inline void tell_untold(struct sock *sk, struct tcp_sock *tcp, struct sent_again now)
 {
-	struct senders *all = bpf_sk_storage_get(&senders, sk, NULL, 0);
+	struct socket_use *use = bpf_sk_storage_get(&sockets, sk, NULL, 0);
 	struct sent_again before;
 	struct origin origin;
 
-	if (!all || !all->count)
+	if (!use || !use->count)
 		return;
-	before = untold(all, tcp, now);
+	before = untold(use, tcp, now);
 	if (!before.segments)
 		return;
-	sender_of(all, before.from, FIELD(tcp, snd_nxt) - 1, &origin);
+	sender_of(use, before.from, FIELD(tcp, snd_nxt) - 1, &origin);
 	retransmit_event(sk, &origin, before);
 }
 
@@ -118,17 +118,17 @@ static __always_inline void sent_again(struct sock *sk, struct sk_buff *skb)
 
 static __always_inline void connect_began(struct sock *sk)
 {
-	struct stamp *stamp;
+	struct socket_use *use;
 	struct origin origin;
 
 	current_origin(&origin);
-	stamp = bpf_sk_storage_get(&sockets, sk, NULL, BPF_SK_STORAGE_GET_F_CREATE);
-	if (!stamp) {
+	use = bpf_sk_storage_get(&sockets, sk, NULL, BPF_SK_STORAGE_GET_F_CREATE);
+	if (!use) {
 		count(COUNTER_LOST_STATE);
 		return;
 	}
-	write_stamp(stamp, &origin);
-	stamp->connect_ns = bpf_ktime_get_boot_ns();
+	use->connect_ns = bpf_ktime_get_boot_ns();
+	note_reader(use, &origin, 0);
 }
 
 /* The caller alone is told that no local port was left; the socket shows by having none. 0: it was given up. */
@@ -141,19 +141,21 @@ static __always_inline int connect_error(struct sock *sk)
 
 static __always_inline void connect_ended(struct sock *sk, int state)
 {
-	struct stamp *stamp = bpf_sk_storage_get(&sockets, sk, NULL, 0);
+	struct socket_use *use = bpf_sk_storage_get(&sockets, sk, NULL, 0);
 	__u64 now = bpf_ktime_get_boot_ns();
 	struct tcp_event *record;
-	struct origin origin = {};
+	struct origin origin;
 	__u64 took;
 
-	if (!stamp || !stamp->connect_ns)
+	if (!use || !use->connect_ns)
 		return;
-	took = now - stamp->connect_ns;
-	stamp->connect_ns = 0;
+	socket_origin(sk, &origin);
+	took = now - use->connect_ns;
+	use->connect_ns = 0;
+	/* Where the peer's bytes begin is known by now. */
+	used_last_by(use, (__u32)use->last, read_to(sk));
 	if (state == STATE_ESTABLISHED && took < CONSTANT(config, connect_threshold_ns))
 		return;
-	read_stamp(stamp, &origin);
 	record = socket_event(EVENT_TCP_CONNECT, sk, &origin, now);
 	if (!record)
 		return;
@@ -316,7 +318,6 @@ int BPF_PROG(inet_sock_set_state, struct sock *sk, int from, int to)
 	/* It is new, at an address that may have been another socket's. */
 	if (!STORAGE_GOES_WITH_OWNER && (from == STATE_CLOSE || from == STATE_LISTEN)) {
 		bpf_sk_storage_delete(&sockets, sk);
-		bpf_sk_storage_delete(&senders, sk);
 		bpf_sk_storage_delete(&zero_windows, sk);
 	}
 	if (from == STATE_CLOSE && to == STATE_SYN_SENT)

@@ -132,6 +132,7 @@ struct tcp_sock {
 	unsigned int snd_wnd; /* as the peer told it last */
 	unsigned int rcv_wnd; /* as the peer was told last */
 	unsigned int rcv_nxt; /* of the next byte that is received */
+	unsigned int copied_seq; /* of the next byte that a program reads */
 	unsigned int snd_nxt; /* of the next byte that is sent for the first time */
 	unsigned int write_seq; /* of the next byte that a program hands over */
 };

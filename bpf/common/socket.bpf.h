@@ -1,4 +1,4 @@
-/* The span that a socket is used for, kept on the socket: events in softirq have no thread to ask. */
+/* What a socket is used for, kept on the socket: events in softirq have no thread to ask. */
 #ifndef OTEL_BRIDGE_SOCKET_BPF_H
 #define OTEL_BRIDGE_SOCKET_BPF_H
 
@@ -11,14 +11,49 @@ enum {
 	PROTOCOL_TCP = 6,
 };
 
-struct stamp {
-	__u64 sequence; /* odd while somebody writes; BCC has no atomic operations on less than 64 bits */
-	__u64 connect_ns; /* when the connection attempt began; 0: none under way */
+enum { SENDERS = 4 }; /* a power of two; older ones are forgotten, and their bytes are nobody's */
+
+/* Who sent some of the bytes that a connection carries. */
+struct sender {
 	struct origin origin;
+	__u32 from; /* sequence number of its first byte */
+	__u32 to; /* one past its last; nothing while it is open */
+	__u8 open; /* whatever is sent now is its */
+	__u8 _pad[7];
 };
 
+/* What a connection has sent again so far, by its own account. */
+struct sent_again {
+	__u64 bytes;
+	__u32 segments;
+	__u32 from; /* no byte before it is among what is sent again next */
+};
+
+enum last_use {
+	USED_BY_NOBODY = 0, /* that is known */
+	USED_BY_SENDER = 1, /* the last one */
+	USED_BY_READER = 2, /* or by who connects; of what is not TCP, by anybody */
+};
+
+/* Of thousands of sockets each is used now and then, and has to be fetched from far away each time. So what each send
+ * looks at fills one line of the cache, together with the pointer that the kernel keeps before it.
+ */
+struct socket_use {
+	__u64 sending; /* odd while somebody writes the senders; BCC has no atomic operations on less than 64 bits */
+	__u64 reading; /* odd while somebody writes the reader */
+	__u64 last; /* enum last_use; above it what had been read by then (tcp_sock.copied_seq) */
+	__u64 newest_span; /* of the senders */
+	struct sent_again told; /* since the first of them */
+	__u64 count; /* senders so far; the last is at (count - 1) % SENDERS */
+	struct origin reader;
+	__u64 connect_ns; /* when the connection attempt began; 0: none under way */
+	struct sender senders[SENDERS];
+};
+
+_Static_assert(offsetof(struct socket_use, reader) + sizeof(void *) == 64, "the second line");
+
 /* Shared by all objects that look at sockets; goes with the socket. */
-STORAGE(sockets, BPF_MAP_TYPE_SK_STORAGE, struct stamp);
+STORAGE(sockets, BPF_MAP_TYPE_SK_STORAGE, struct socket_use);
 
 /* Requests that are read, by the cookie of their connection; shared by all objects. */
 MAP(http_requests, BPF_MAP_TYPE_LRU_HASH, 16384, __u64, struct http_request);
@@ -64,58 +99,93 @@ static __always_inline bool use_of_socket(struct sock *sk, struct origin *origin
 	return true;
 }
 
-/* Two threads may send on one socket at once while a softirq reads; spin locks are closed to tracing
- * programs, so a sequence tells a whole stamp from a torn one. A writer that finds another at work leaves
- * the stamp to it: both are threads that use this socket now.
- */
-static __always_inline void write_stamp(struct stamp *stamp, const struct origin *origin)
+static __always_inline void used_last_by(struct socket_use *use, enum last_use who, __u32 read_to)
 {
-	__u64 sequence = *(volatile __u64 *)&stamp->sequence;
-
-	if (sequence & 1)
-		return;
-	if (__sync_val_compare_and_swap(&stamp->sequence, sequence, sequence + 1) != sequence)
-		return;
-	stamp->origin = *origin;
-	__sync_fetch_and_add(&stamp->sequence, 1);
+	*(volatile __u64 *)&use->last = (__u64)read_to << 32 | who;
 }
 
-static __always_inline void read_stamp(struct stamp *stamp, struct origin *origin)
+/* Two threads may use one socket at once while a softirq reads; spin locks are closed to tracing programs, so a
+ * sequence tells a whole origin from a torn one. A writer that finds another at work leaves it to it: both are threads
+ * that use this socket now.
+ */
+static __always_inline bool begin_writing(__u64 *changes)
 {
-	__u64 before, after;
+	__u64 before = *(volatile __u64 *)changes;
 
-	if (!stamp)
+	return !(before & 1) && __sync_val_compare_and_swap(changes, before, before + 1) == before;
+}
+
+static __always_inline void end_writing(__u64 *changes)
+{
+	__sync_fetch_and_add(changes, 1);
+}
+
+static __always_inline void note_reader(struct socket_use *use, const struct origin *origin, __u32 read_to)
+{
+	if (!begin_writing(&use->reading))
 		return;
-	before = *(volatile __u64 *)&stamp->sequence;
-	*origin = stamp->origin;
+	use->reader = *origin;
+	end_writing(&use->reading);
+	used_last_by(use, USED_BY_READER, read_to);
+}
+
+/* Copies what is written meanwhile, and says whether it was. */
+static __always_inline bool read_origin(const __u64 *changes, const struct origin *from, struct origin *origin)
+{
+	__u64 before = *(volatile __u64 *)changes;
+
+	*origin = *from;
 	asm volatile("" ::: "memory");
-	after = *(volatile __u64 *)&stamp->sequence;
-	if ((before & 1) || before != after) {
-		count(COUNTER_TORN);
-		*origin = (struct origin){};
-		return;
-	}
-	if (origin->match == MATCH_THREAD)
-		origin->match = MATCH_SOCKET;
+	if (!(before & 1) && before == *(volatile __u64 *)changes)
+		return true;
+	count(COUNTER_TORN);
+	*origin = (struct origin){};
+	return false;
 }
 
-/* The socket carries this span from now on, or none. A thread without a span clears the stamp, or the next request
- * on a kept-alive connection would inherit the last one's.
+/* How far a program has read; 0 of what is not TCP. */
+static __always_inline __u32 read_to(struct sock *sk)
+{
+	struct tcp_sock *tcp = bpf_skc_to_tcp_sock(sk);
+
+	return tcp ? FIELD(tcp, copied_seq) : 0;
+}
+
+/* The socket is used for this span from now on, or for none. A thread without a span clears what another one noted, or
+ * the next request on a kept-alive connection would inherit the last one's.
  */
-static __always_inline void stamp_socket(struct sock *sk, const struct origin *origin)
+static __always_inline void note_use(struct sock *sk, const struct origin *origin)
 {
 	__u64 flags = origin->match == MATCH_NONE ? 0 : BPF_SK_STORAGE_GET_F_CREATE;
-	struct stamp *stamp = bpf_sk_storage_get(&sockets, sk, NULL, flags);
+	struct socket_use *use = bpf_sk_storage_get(&sockets, sk, NULL, flags);
 
-	if (stamp)
-		write_stamp(stamp, origin);
+	if (use)
+		note_reader(use, origin, read_to(sk));
+	else if (flags)
+		count(COUNTER_LOST_STATE);
 }
 
-/* Who used the socket last; all zero when nobody did that is followed. */
+/* Who used the socket last; all zero when nobody did that is followed. Whoever reads at a span is noted, so when more
+ * was read since the last use, somebody did who is at none, and of whom no more is known than the process: most reads
+ * of a server are such, and need note nothing.
+ */
 static __always_inline void socket_origin(struct sock *sk, struct origin *origin)
 {
+	struct socket_use *use = bpf_sk_storage_get(&sockets, sk, NULL, 0);
+	__u64 last;
+
 	*origin = (struct origin){};
-	read_stamp(bpf_sk_storage_get(&sockets, sk, NULL, 0), origin);
+	if (!use)
+		return;
+	last = *(volatile __u64 *)&use->last;
+	if ((__u32)last == USED_BY_READER)
+		read_origin(&use->reading, &use->reader, origin);
+	else if ((__u32)last == USED_BY_SENDER)
+		read_origin(&use->sending, &use->senders[(use->count - 1) & (SENDERS - 1)].origin, origin);
+	if (!use->connect_ns && last >> 32 != read_to(sk))
+		*origin = (struct origin){.tgid = origin->tgid};
+	else if (origin->match == MATCH_THREAD)
+		origin->match = MATCH_SOCKET;
 }
 
 #endif

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 SHARED = frozenset(
-    {"processes", "layouts", "sockets", "senders", "thread_requests", "http_requests", "shared_contexts"}
+    {"processes", "layouts", "sockets", "thread_requests", "http_requests", "shared_contexts"}
 )
 _SOURCES_SECTION = ".rodata.sources"
 _USDT_MAPS = "__bpf_usdt"  # libbpf's own, filled anew for each object

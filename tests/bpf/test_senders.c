@@ -126,16 +126,16 @@ static void sequence_numbers_wrap_around(void)
 static void a_half_written_list_is_not_used(void)
 {
 	struct origin origin;
-	struct senders *all;
+	struct socket_use *use;
 
 	begin();
 	send(7, 100);
-	all = bpf_sk_storage_get(&senders, sk, NULL, 0);
-	all->sequence++;
+	use = bpf_sk_storage_get(&sockets, sk, NULL, 0);
+	use->sending++;
 	CHECK(segment_origin(sk, 1000, &origin));
 	CHECK(origin.match == MATCH_NONE && origin.span_id == 0);
 	send(8, 100); /* somebody is at it: nothing is noted */
-	all->sequence++;
+	use->sending++;
 	CHECK(span_at(1100) == 7);
 }
 
@@ -161,9 +161,9 @@ static void a_send_that_failed_sent_nothing(void)
 
 static struct sent_again told_besides(__u32 segments, __u64 bytes)
 {
-	struct senders *all = bpf_sk_storage_get(&senders, sk, NULL, 0);
+	struct socket_use *use = bpf_sk_storage_get(&sockets, sk, NULL, 0);
 
-	return untold(all, &connection.tcp, (struct sent_again){.segments = segments, .bytes = bytes});
+	return untold(use, &connection.tcp, (struct sent_again){.segments = segments, .bytes = bytes});
 }
 
 static void what_nobody_told_of_is_told_once(void)
@@ -206,7 +206,7 @@ static __u64 span_of_untold(void)
 	struct origin origin;
 
 	CHECK(found.segments == 1);
-	sender_of(bpf_sk_storage_get(&senders, sk, NULL, 0), found.from, connection.tcp.snd_nxt - 1, &origin);
+	sender_of(bpf_sk_storage_get(&sockets, sk, NULL, 0), found.from, connection.tcp.snd_nxt - 1, &origin);
 	return origin.span_id;
 }
 

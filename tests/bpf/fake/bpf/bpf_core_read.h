@@ -8,5 +8,6 @@
 #define FAKE_READ_2(from, a, b) ((from)->a->b)
 #define FAKE_READ_CHOSEN(a, b, name, ...) name
 #define BPF_CORE_READ(from, path...) FAKE_READ_CHOSEN(path, FAKE_READ_2, FAKE_READ_1)(from, path)
+#define BPF_CORE_READ_INTO(to, from, path) memcpy(to, &(from)->path, sizeof(*(to)))
 
 #endif

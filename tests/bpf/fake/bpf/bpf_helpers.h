@@ -133,12 +133,13 @@ static int fake_delete(const void *declaration, const void *key, size_t key_size
 	((typeof((map)->value))fake_storage(map, task, sizeof(*(map)->value), flags))
 /* Only those whose storage does not go with them ask. */
 #define bpf_task_storage_delete(map, task) abort()
+#define bpf_sk_storage_delete(map, sk) abort()
 /* Tests make sockets as such. */
 struct fake_connection {
 	struct sock sock;
 	struct tcp_sock tcp;
 };
-#define bpf_skc_to_tcp_sock(sk) (&((struct fake_connection *)(sk))->tcp)
+#define bpf_skc_to_tcp_sock(sk) ((sk)->sk_protocol == 6 ? &((struct fake_connection *)(sk))->tcp : NULL)
 #define bpf_map_delete_elem(map, item) fake_delete(map, item, sizeof(*(map)->key))
 
 static inline void *bpf_ringbuf_reserve(void *ring, __u64 size, __u64 flags)
@@ -200,6 +201,12 @@ static inline long bpf_probe_read_user(void *to, __u32 size, const void *from)
 		memset(to, 0, size);
 		return -14;
 	}
+	memcpy(to, from, size);
+	return 0;
+}
+
+static inline long bpf_probe_read_kernel(void *to, __u32 size, const void *from)
+{
 	memcpy(to, from, size);
 	return 0;
 }
