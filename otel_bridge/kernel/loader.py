@@ -37,9 +37,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-SHARED = frozenset(
-    {"processes", "layouts", "sockets", "thread_requests", "http_requests", "shared_contexts"}
-)
+SHARED = frozenset({"processes", "layouts", "sockets", "thread_requests", "http_requests", "shared_contexts"})
 _SOURCES_SECTION = ".rodata.sources"
 _USDT_MAPS = "__bpf_usdt"  # libbpf's own, filled anew for each object
 _OWN_RING_SIZE = 64 * 1024  # of the probes that have no configuration
