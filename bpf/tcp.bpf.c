@@ -206,12 +206,24 @@ static __always_inline void peer_window_was_zero(struct sock *sk, struct tcp_soc
 	bpf_ringbuf_submit(record, 0);
 }
 
+/* Since when the peer's window has been zero, where the segment that closed it was not seen: what it acknowledged
+ * last is what filled its queue. The probe may be younger than that; and some virtual machines hide threads of their
+ * own: of what comes in on top of one, the kernel tells nobody.
+ */
+static __always_inline __u64 closed_unseen(struct tcp_sock *tcp, __u64 now)
+{
+	__u64 acknowledged_us = FIELD(tcp, delivered_mstamp);
+
+	return acknowledged_us ? now - (bpf_ktime_get_ns() - acknowledged_us * 1000) : now;
+}
+
 /* For each segment that comes in: its header tells the peer's window, what was told before is in the socket still. */
 static __always_inline void segment_received(struct sock *sk, struct sk_buff *skb)
 {
 	enum { WINDOW = 14 }; /* where it stands in the header (RFC 9293) */
 	struct tcp_sock *tcp = bpf_skc_to_tcp_sock(sk);
 	struct windows *windows;
+	__u32 before;
 	__u16 window;
 
 	if (!tcp)
@@ -221,14 +233,17 @@ static __always_inline void segment_received(struct sock *sk, struct sk_buff *sk
 		tell_untold(sk, tcp, (struct sent_again){});
 	if (bpf_probe_read_kernel(&window, sizeof(window), FIELD(skb, data) + WINDOW))
 		return;
-	if (window && FIELD(tcp, snd_wnd))
+	before = FIELD(tcp, snd_wnd);
+	if (window && before)
 		return;
 	windows = windows_of(sk);
 	if (!windows)
 		return;
-	if (!window && !windows->peer_zero_ns)
+	if (before)
 		windows->peer_zero_ns = bpf_ktime_get_boot_ns();
-	else if (window && windows->peer_zero_ns)
+	else if (!windows->peer_zero_ns)
+		windows->peer_zero_ns = closed_unseen(tcp, bpf_ktime_get_boot_ns());
+	if (window)
 		peer_window_was_zero(sk, tcp, windows, 0);
 }
 

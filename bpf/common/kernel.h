@@ -130,6 +130,7 @@ struct tcp_sock {
 	unsigned long long bytes_retrans;
 	unsigned int snd_una; /* of the first byte that is not acknowledged */
 	unsigned int snd_wnd; /* as the peer told it last */
+	unsigned long long delivered_mstamp; /* microseconds of CLOCK_MONOTONIC, when the peer last acknowledged data */
 	unsigned int rcv_wnd; /* as the peer was told last */
 	unsigned int rcv_nxt; /* of the next byte that is received */
 	unsigned int copied_seq; /* of the next byte that a program reads */

@@ -10,7 +10,7 @@ import sys
 import termios
 import time
 from contextlib import contextmanager
-from threading import Thread
+from threading import Event, Thread
 
 import numpy as np
 import pytest
@@ -105,6 +105,40 @@ def test_a_peer_that_does_not_read_is_on_the_span_that_waits(worker):
         assert sum(later) <= reader.took[int(records["local_port"][0])] * 1e9
         assert (records["bytes"] > 0).all()
         assert set(records["remote_port"]) == {port}
+
+
+def test_a_stall_that_is_older_than_the_probe_is_told_from_its_beginning():
+    """As one whose beginning nobody saw."""
+    stalled, released = Event(), Event()
+
+    def read_late(connection: socket.socket) -> None:
+        with connection:
+            before = 0
+            while before == 0 or unread(connection) != before:
+                before = unread(connection)
+                time.sleep(HOLD / 10)
+            stalled.set()
+            released.wait()
+            while connection.recv(1 << 20):
+                pass
+
+    began = time.monotonic()
+    with serving(read_late) as port:
+        sender = socket.create_connection(("127.0.0.1", port))
+        own_port = sender.getsockname()[1]
+        sending = Thread(target=send_much, args=(sender,))
+        sending.start()
+        assert stalled.wait(10)
+        since = time.monotonic()
+        with monitoring("tcp") as monitor:
+            time.sleep(HOLD)
+            least = time.monotonic() - since
+            released.set()
+            sending.join()
+    most = time.monotonic() - began
+    records = monitor.events.of(KernelEventKind.TCP_ZERO_WINDOW)
+    first, *_ = records[records["local_port"] == own_port]["duration"].tolist()
+    assert least * 1e9 <= first <= most * 1e9
 
 
 def test_short_stalls_are_no_events_where_a_threshold_says_so(worker):
