@@ -22,7 +22,7 @@ from otel_bridge import __version__
 from otel_bridge.catalog import Kind, Metric
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
     from contextlib import AbstractContextManager
 
     from prometheus_client import Metric as Family
@@ -187,10 +187,14 @@ class Telemetry:
 
     def value(self, metric: Metric, /, **labels: str) -> float:
         """The present value of a counter or gauge; 0 when its label set was never touched."""
+        return next((value for found, value in self.values(metric) if found == labels), 0.0)
+
+    def values(self, metric: Metric) -> Iterator[tuple[dict[str, str], float]]:
+        """The label sets of a counter or gauge, each with its present value."""
         name = metric.name + ("_total" if metric.kind is Kind.COUNTER else "")
         found = self._metrics.get(metric.name)
-        samples = [sample for family in found.collect() for sample in family.samples] if found else []
-        return next((one.value for one in samples if one.name == name and one.labels == labels), 0.0)
+        for family in found.collect() if found else ():
+            yield from ((sample.labels, sample.value) for sample in family.samples if sample.name == name)
 
 
 def configure_logging(*, level: str = "info", json: bool | None = None) -> None:

@@ -9,25 +9,21 @@ Opening takes CAP_PERFMON, as loading the probes does; reading takes nothing.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import mmap
 import os
-import platform
 import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from otel_bridge.errors import BridgeError
+from otel_bridge.libbpf.system_calls import PERF_ATTRIBUTES, perf_event_open
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_SYSCALL = {"x86_64": 298, "aarch64": 241}
-_ATTR_SIZE = 112  # PERF_ATTR_SIZE_VER5, Linux 4.1
 _TYPE_SOFTWARE, _SW_DUMMY = 1, 9
 _MMAP, _WATERMARK, _MMAP2 = 1 << 8, 1 << 14, 1 << 23
-_FLAG_CLOEXEC = 8
 _HEAD_AT = 1024  # in struct perf_event_mmap_page: data_head, data_tail
 _RECORD_LOST, _RECORD_MMAP2 = 2, 10
 
@@ -157,17 +153,11 @@ def _ranges(text: str) -> Iterator[int]:
 
 
 def _open(cpu: int) -> int:
-    number = _SYSCALL.get(platform.machine())
-    if number is None:
-        raise MappingsError(f"no news of mapped files on {platform.machine()}")
-    attributes = bytearray(_ATTR_SIZE)
-    struct.pack_into("<IIQ", attributes, 0, _TYPE_SOFTWARE, _ATTR_SIZE, _SW_DUMMY)
+    attributes = bytearray(PERF_ATTRIBUTES)
+    struct.pack_into("<IIQ", attributes, 0, _TYPE_SOFTWARE, PERF_ATTRIBUTES, _SW_DUMMY)
     struct.pack_into("<QI", attributes, 40, _MMAP | _MMAP2 | _WATERMARK, 1)  # wake up for a single byte
-    raw = (ctypes.c_char * _ATTR_SIZE).from_buffer(attributes)
-    libc = ctypes.CDLL(None, use_errno=True)
-    fd: int = libc.syscall(number, raw, -1, cpu, -1, _FLAG_CLOEXEC)
-    if fd < 0:
-        code = ctypes.get_errno()
-        mend = ": that takes CAP_PERFMON" if code in (errno.EACCES, errno.EPERM) else ""
-        raise MappingsError(f"perf_event_open on CPU {cpu}: {os.strerror(code)}{mend}")
-    return fd
+    try:
+        return perf_event_open(attributes, cpu)
+    except OSError as error:
+        mend = ": that takes CAP_PERFMON" if error.errno in (errno.EACCES, errno.EPERM) else ""
+        raise MappingsError(f"perf_event_open on CPU {cpu}: {error.strerror}{mend}") from error

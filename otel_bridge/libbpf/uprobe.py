@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import platform
 import struct
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,14 +15,12 @@ from typing import TYPE_CHECKING
 from otel_bridge.elf.file import ElfFile
 from otel_bridge.elf.loaded import ElfError
 from otel_bridge.libbpf.library import LibbpfError
+from otel_bridge.libbpf.system_calls import PERF_ATTRIBUTES, perf_event_open
 
 if TYPE_CHECKING:
     from otel_bridge.libbpf.library import Library
 
 _PMU = Path("/sys/bus/event_source/devices/uprobe")
-_SYSCALL = {"x86_64": 298, "aarch64": 241}
-_ATTR_SIZE = 112  # PERF_ATTR_SIZE_VER5, Linux 4.1
-_FLAG_CLOEXEC = 8
 _IOC_ENABLE, _IOC_SET_BPF = 0x2400, 0x40042408
 _ATTACH_PERF_EVENT = 41  # linux/bpf.h: BPF_PERF_EVENT
 
@@ -127,23 +124,20 @@ def _control(event: int, request: int, argument: int) -> None:
 
 
 def _open_event(path: str, offset: int, *, at_return: bool) -> int:
-    number = _SYSCALL.get(platform.machine())
     try:
         kind = int((_PMU / "type").read_text())
         bit = int((_PMU / "format" / "retprobe").read_text().partition(":")[2])
     except (OSError, ValueError):
         kind = bit = -1
-    if number is None or kind < 0:
+    if kind < 0:
         raise LibbpfError(
             f"the kernel has no uprobes as perf events ({_PMU}, CONFIG_UPROBE_EVENTS)", errno.ENOSYS
         )
     name = ctypes.create_string_buffer(os.fsencode(path))
-    attributes = bytearray(_ATTR_SIZE)
-    struct.pack_into("<IIQ", attributes, 0, kind, _ATTR_SIZE, at_return << bit)
+    attributes = bytearray(PERF_ATTRIBUTES)
+    struct.pack_into("<IIQ", attributes, 0, kind, PERF_ATTRIBUTES, at_return << bit)
     struct.pack_into("<QQ", attributes, 56, ctypes.addressof(name), offset)
-    raw = (ctypes.c_char * _ATTR_SIZE).from_buffer(attributes)
-    libc = ctypes.CDLL(None, use_errno=True)
-    fd: int = libc.syscall(number, raw, -1, 0, -1, _FLAG_CLOEXEC)
-    if fd < 0:
-        raise LibbpfError(f"attach to {path}+{offset:#x}", ctypes.get_errno())
-    return fd
+    try:
+        return perf_event_open(attributes, 0)
+    except OSError as error:
+        raise LibbpfError(f"attach to {path}+{offset:#x}", error.errno or 0) from error

@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import platform
 import struct
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from otel_bridge.libbpf.core_object import Link, Object
 from otel_bridge.libbpf.library import LibbpfError
+from otel_bridge.libbpf.system_calls import bpf
 from otel_bridge.libbpf.uprobe import place_of
 
 if TYPE_CHECKING:
@@ -28,12 +28,11 @@ if TYPE_CHECKING:
     from otel_bridge.libbpf.library import Library
     from otel_bridge.libbpf.uprobe import Descriptors
 
-_SYSCALL = {"x86_64": 321, "aarch64": 280}
 _PROGRAM_LOAD, _LINK_CREATE = 5, 28  # linux/bpf.h: enum bpf_cmd
 _KPROBE = 2  # BPF_PROG_TYPE_KPROBE, which uprobes are of
 _UPROBE_MULTI = 48  # BPF_TRACE_UPROBE_MULTI
 _AT_RETURN = 1  # BPF_F_UPROBE_MULTI_RETURN
-_ATTRIBUTES = 128  # bytes; the kernel takes any size as long as what it does not know is zero
+_ATTRIBUTES = 128  # bytes
 _SECTIONS = ("uprobe", "uretprobe")
 _AT_ONCE = 64
 """Links that wait for the kernel together."""
@@ -159,11 +158,7 @@ def _attach(program: int, path: str, place: int, *, at_return: bool, cookie: int
 
 
 def _bpf(command: int, attributes: bytearray, action: str) -> int:
-    number = _SYSCALL.get(platform.machine())
-    if number is None:
-        raise LibbpfError(action, errno.ENOSYS)
-    raw = (ctypes.c_char * _ATTRIBUTES).from_buffer(attributes)
-    fd: int = ctypes.CDLL(None, use_errno=True).syscall(number, command, raw, _ATTRIBUTES)
-    if fd < 0:
-        raise LibbpfError(action, ctypes.get_errno())
-    return fd
+    try:
+        return bpf(command, attributes)
+    except OSError as error:
+        raise LibbpfError(action, error.errno or 0) from error

@@ -10,11 +10,8 @@ from otel_bridge import catalog
 from otel_bridge.ui.shown import byte_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from prometheus_client import CollectorRegistry
-
     from otel_bridge.catalog import Metric
+    from otel_bridge.telemetry import Telemetry
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +62,10 @@ class Probe:
 
 
 class Health:
-    """Reads the registry; asks for these metrics alone, since others may take a while."""
+    """Reads these metrics alone, since others may take a while."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._registry = registry
+    def __init__(self, telemetry: Telemetry) -> None:
+        self._telemetry = telemetry
 
     def destinations(self) -> list[Destination]:
         """All exporters."""
@@ -78,7 +75,7 @@ class Health:
         refused = self._by(catalog.EXPORTER_REFUSED, "exporter")
         lost = self._by(catalog.EXPORTER_DROPPED, "exporter")
         failures: dict[str, dict[str, int]] = defaultdict(dict)
-        for labels, value in self._samples(catalog.EXPORTER_SEND_FAILED):
+        for labels, value in self._telemetry.values(catalog.EXPORTER_SEND_FAILED):
             codes = failures[labels["exporter"]]
             if value:
                 codes[labels["code"]] = codes.get(labels["code"], 0) + int(value)
@@ -117,7 +114,7 @@ class Health:
 
     def accepted(self) -> int:
         """Items taken in."""
-        return int(sum(value for _, value in self._samples(catalog.RECEIVER_ACCEPTED)))
+        return int(sum(value for _, value in self._telemetry.values(catalog.RECEIVER_ACCEPTED)))
 
     def rules_of_prometheus(self) -> int:
         """Rules that Prometheus alone evaluates."""
@@ -126,14 +123,6 @@ class Health:
 
     def _by(self, metric: Metric, label: str) -> dict[str, float]:
         sums: dict[str, float] = {}
-        for labels, value in self._samples(metric):
+        for labels, value in self._telemetry.values(metric):
             sums[labels[label]] = sums.get(labels[label], 0.0) + value
         return sums
-
-    def _samples(self, metric: Metric) -> Iterable[tuple[dict[str, str], float]]:
-        counter = metric.kind is catalog.Kind.COUNTER
-        name = metric.name + "_total" if counter else metric.name
-        for family in self._registry.restricted_registry([metric.name, name]).collect():
-            for sample in family.samples:
-                if sample.name == name:
-                    yield sample.labels, sample.value

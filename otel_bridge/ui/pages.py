@@ -137,7 +137,7 @@ class Ui:
         self.recent = RecentTraces(config, telemetry, clock)
         self._clock = clock
         self._sources = sources
-        self._health = Health(telemetry.registry)
+        self._health = Health(telemetry)
         self._rendering = asyncio.Lock()
         self._auth: BearerAuth | None = None
 

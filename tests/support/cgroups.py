@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+from otel_bridge.mounts import mounts
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 MIB = 1 << 20
 
@@ -65,12 +70,11 @@ def memory_controller() -> tuple[Path, str, str]:
     Raises:
         MissingControllerError: nowhere.
     """
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        before, _, after = line.partition(" - ")
-        mount, kind, options = Path(before.split()[4]), after.split()[0], after.split()[2]
-        if kind == "cgroup" and "memory" in options.split(","):
+    for mount in mounts("cgroup"):
+        if (mount / "memory.limit_in_bytes").exists():
             return mount, "memory.limit_in_bytes", "memory.usage_in_bytes"
-        if kind == "cgroup2" and "memory" in (mount / "cgroup.subtree_control").read_text().split():
+    for mount in mounts("cgroup2"):
+        if "memory" in (mount / "cgroup.subtree_control").read_text().split():
             return mount, "memory.max", "memory.current"
     raise MissingControllerError(
         "needs a memory cgroup controller, v1 or enabled in the v2 root's cgroup.subtree_control"

@@ -26,9 +26,9 @@ from otel_bridge.rules.language import (
 from otel_bridge.rules.streaming import tree
 from otel_bridge.rules.streaming.alerts import Holding
 from otel_bridge.rules.streaming.levels import Level, quantile_test
+from otel_bridge.rules.streaming.masks import compile_tests
 from otel_bridge.rules.streaming.occurrences import Occurrences
 from otel_bridge.rules.streaming.series import Readings, SeriesTest, fits
-from otel_bridge.rules.streaming.views import compile_tests
 from otel_bridge.rules.terms import OPERATORS, in_unit
 from otel_bridge.rules.vocabulary import DURATION, VALUE, probe_of
 
