@@ -17,11 +17,6 @@ static __always_inline bool same_span(const struct origin *one, const struct ori
 	       one->trace_id[1] == other->trace_id[1];
 }
 
-static __always_inline struct sender *sender_at(struct socket_use *use, __u64 number)
-{
-	return &use->senders[number & (SENDERS - 1)];
-}
-
 /* The bytes from `from` on are the origin's: up to `to` if they are sent already, or until another begins.
  *
  * Before a send is told (`open`) the socket is locked, so there is one writer. After a send there may be two at

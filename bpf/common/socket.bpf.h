@@ -44,7 +44,7 @@ struct socket_use {
 	__u64 last; /* enum last_use; above it what had been read by then (tcp_sock.copied_seq) */
 	__u64 newest_span; /* of the senders */
 	struct sent_again told; /* since the first of them */
-	__u64 count; /* senders so far; the last is at (count - 1) % SENDERS */
+	__u64 count; /* senders so far: sender_at(count - 1) is the newest */
 	struct origin reader;
 	__u64 connect_ns; /* when the connection attempt began; 0: none under way */
 	struct sender senders[SENDERS];
@@ -99,6 +99,11 @@ static __always_inline bool use_of_socket(struct sock *sk, struct origin *origin
 	return true;
 }
 
+static __always_inline struct sender *sender_at(struct socket_use *use, __u64 number)
+{
+	return &use->senders[number & (SENDERS - 1)];
+}
+
 static __always_inline void used_last_by(struct socket_use *use, enum last_use who, __u32 read_to)
 {
 	*(volatile __u64 *)&use->last = (__u64)read_to << 32 | who;
@@ -129,18 +134,17 @@ static __always_inline void note_reader(struct socket_use *use, const struct ori
 	used_last_by(use, USED_BY_READER, read_to);
 }
 
-/* Copies what is written meanwhile, and says whether it was. */
-static __always_inline bool read_origin(const __u64 *changes, const struct origin *from, struct origin *origin)
+/* All zero where it is being written. */
+static __always_inline void read_origin(const __u64 *changes, const struct origin *from, struct origin *origin)
 {
 	__u64 before = *(volatile __u64 *)changes;
 
 	*origin = *from;
 	asm volatile("" ::: "memory");
-	if (!(before & 1) && before == *(volatile __u64 *)changes)
-		return true;
-	count(COUNTER_TORN);
-	*origin = (struct origin){};
-	return false;
+	if (before & 1 || before != *(volatile __u64 *)changes) {
+		count(COUNTER_TORN);
+		*origin = (struct origin){};
+	}
 }
 
 /* How far a program has read; 0 of what is not TCP. */
@@ -181,7 +185,7 @@ static __always_inline void socket_origin(struct sock *sk, struct origin *origin
 	if ((__u32)last == USED_BY_READER)
 		read_origin(&use->reading, &use->reader, origin);
 	else if ((__u32)last == USED_BY_SENDER)
-		read_origin(&use->sending, &use->senders[(use->count - 1) & (SENDERS - 1)].origin, origin);
+		read_origin(&use->sending, &sender_at(use, use->count - 1)->origin, origin);
 	if (!use->connect_ns && last >> 32 != read_to(sk))
 		*origin = (struct origin){.tgid = origin->tgid};
 	else if (origin->match == MATCH_THREAD)

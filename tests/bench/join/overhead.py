@@ -264,9 +264,11 @@ def _said(result: Overhead, what: str) -> str:
 
 
 def figures_of(results: dict[str, Overhead]) -> dict[str, float]:
-    """Of the server that loses most; nanoseconds an event of each probe, over all servers."""
+    """Of each server, and of the one that loses most; nanoseconds an event of each probe, over all."""
+    losses = {server: result.loss("rate") for server, result in results.items()}
     return {
-        "kernel.throughput_loss": max(result.loss("rate") for result in results.values()),
+        **{f"kernel.throughput_loss.{server}": loss for server, loss in losses.items()},
+        "kernel.throughput_loss": max(losses.values()),
         "kernel.server_cpu_loss": max(result.loss("server_cpu") for result in results.values()),
         "kernel.programs_share": max(result.share for result in results.values()),
         "kernel.bridge_us_a_request": max(result.bridge_cpu for result in results.values()) * 1e6,
