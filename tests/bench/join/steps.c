@@ -27,7 +27,7 @@ enum {
 	MOST = 4096, /* of each step, an answer */
 };
 
-enum step { SEND, RECEIVE, SWITCH, SWITCH_AT_NO_SPAN, STEPS };
+enum step { SEND, RECEIVE, RECEIVE_AT_NO_SPAN, SWITCH, SWITCH_AT_NO_SPAN, STEPS };
 
 struct record {
 	uint64_t trace_id[2];
@@ -126,23 +126,40 @@ static void connect_both(int *client, int *server)
 	close(listener);
 }
 
-static void one_of_each(int number, int client, int server)
+static double sending(int socket)
 {
-	char message[MESSAGE] = "";
+	static const char message[MESSAGE];
 	double began;
 
-	at_span = 1;
-	publish(at_span);
 	use_caches();
 	began = now();
-	if (send(client, message, sizeof(message), 0) != sizeof(message))
+	if (send(socket, message, sizeof(message), 0) != sizeof(message))
 		die("send");
-	took[SEND][number] = now() - began;
+	return now() - began;
+}
+
+static double receiving(int socket)
+{
+	char message[MESSAGE];
+	double began;
+
 	use_caches();
 	began = now();
-	if (recv(server, message, sizeof(message), MSG_WAITALL) != sizeof(message))
+	if (recv(socket, message, sizeof(message), MSG_WAITALL) != sizeof(message))
 		die("recv");
-	took[RECEIVE][number] = now() - began;
+	return now() - began;
+}
+
+static void one_of_each(int number, int client, int server)
+{
+	double began;
+
+	publish(1);
+	took[SEND][number] = sending(client);
+	took[RECEIVE][number] = receiving(server);
+	sending(client);
+	publish(0);
+	took[RECEIVE_AT_NO_SPAN][number] = receiving(server);
 	for (enum step step = SWITCH; step <= SWITCH_AT_NO_SPAN; step++) {
 		at_span = step == SWITCH;
 		publish(at_span);

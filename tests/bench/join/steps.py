@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-STEPS = ("send", "receive", "switch", "switch at no span")
+STEPS = ("send", "receive", "receive at no span", "switch", "switch at no span")
 """As steps.c has them: TCP on the loopback device, whose send is a segment received as well."""
 
 _SOURCE = Path(__file__).with_suffix(".c")
