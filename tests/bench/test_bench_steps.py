@@ -17,6 +17,7 @@ def test_what_is_added_is_told_from_round_to_round():
     assert figures_of(found) == {
         "kernel.step.send": pytest.approx(0.1),
         "kernel.step.receive": pytest.approx(0.1),
+        "kernel.step.receive_at_no_span": pytest.approx(0.1),
         "kernel.step.switch": 0,
         "kernel.step.switch_at_no_span": pytest.approx(0.1),
     }
