@@ -11,7 +11,7 @@ static __always_inline void used(struct sock *sk)
 	if (!is_internet(sk) || !use_of_socket(sk, &origin))
 		return;
 	/* TCP itself tells that something was read (socket_origin). */
-	if (origin.match == MATCH_NONE && FIELD(sk, sk_protocol) == PROTOCOL_TCP)
+	if (origin.match == MATCH_NONE && is_tcp(sk))
 		return;
 	note_use(sk, &origin);
 }

@@ -257,7 +257,8 @@ static __always_inline void connection_closed(struct sock *sk)
 		return;
 	if (FIELD(tcp, total_retrans))
 		tell_untold(sk, tcp, (struct sent_again){});
-	if (windows && windows->peer_zero_ns)
+	/* Where it opened unseen, the socket knows. */
+	if (windows && windows->peer_zero_ns && !FIELD(tcp, snd_wnd))
 		peer_window_was_zero(sk, tcp, windows, -FIELD(sk, sk_err));
 }
 

@@ -156,6 +156,17 @@ static void the_end_of_a_connection_ends_it(void)
 	CHECK(told() == 70);
 }
 
+static void a_window_that_opened_unseen_is_not_ended_by_it(void)
+{
+	begin();
+	seen(0, true);
+	pass(50);
+	unseen(OPEN, false);
+	pass(1000);
+	inet_sock_set_state(NULL, sk, STATE_ESTABLISHED, STATE_CLOSE);
+	CHECK(told() == -1);
+}
+
 static void open_windows_need_no_storage(void)
 {
 	begin();
@@ -175,6 +186,7 @@ int main(void)
 	RUN(nobody_waits_where_nothing_is_to_be_sent);
 	RUN(short_ones_are_no_events);
 	RUN(the_end_of_a_connection_ends_it);
+	RUN(a_window_that_opened_unseen_is_not_ended_by_it);
 	RUN(open_windows_need_no_storage);
 	return 0;
 }
