@@ -149,13 +149,13 @@ static __always_inline void connect_ended(struct sock *sk, int state)
 
 	if (!use || !use->connect_ns)
 		return;
-	socket_origin(sk, &origin);
 	took = now - use->connect_ns;
 	use->connect_ns = 0;
 	/* Where the peer's bytes begin is known by now. */
 	used_last_by(use, (__u32)use->last, read_to(sk));
 	if (state == STATE_ESTABLISHED && took < CONSTANT(config, connect_threshold_ns))
 		return;
+	socket_origin(sk, &origin);
 	record = socket_event(EVENT_TCP_CONNECT, sk, &origin, now);
 	if (!record)
 		return;

@@ -22,8 +22,8 @@ static __always_inline bool same_span(const struct origin *one, const struct ori
  * Before a send is told (`open`) the socket is locked, so there is one writer. After a send there may be two at
  * once: the second one leaves its bytes to nobody.
  */
-static __always_inline void note_sender(struct socket_use *use, const struct origin *origin, __u32 from, __u32 to,
-					bool open)
+static __always_inline void add_sender(struct socket_use *use, const struct origin *origin, __u32 from, __u32 to,
+				       bool open)
 {
 	struct sender *newest;
 
@@ -65,13 +65,7 @@ static __always_inline void sender_of(struct socket_use *use, __u32 first, __u32
 		}
 		newest = false;
 	}
-	asm volatile("" ::: "memory");
-	if (sequence & 1 || sequence != *(volatile __u64 *)&use->sending) {
-		count(COUNTER_TORN);
-		*origin = (struct origin){};
-	} else if (origin->match == MATCH_THREAD) {
-		origin->match = MATCH_SOCKET;
-	}
+	end_reading(&use->sending, sequence, origin);
 }
 
 /* The first sender is noted also when it has no span: its bytes are not the next one's. */
@@ -93,32 +87,31 @@ static __always_inline struct socket_use *senders_on(struct sock *sk, const stru
 	return use;
 }
 
+static __always_inline void note_sender(struct sock *sk, const struct tcp_sock *tcp, const struct origin *origin,
+					__u32 from, __u32 to, bool open)
+{
+	struct socket_use *use = senders_on(sk, tcp);
+
+	if (!use)
+		return;
+	add_sender(use, origin, from, to, open);
+	used_last_by(use, USED_BY_SENDER, FIELD(tcp, copied_seq));
+}
+
 static __always_inline void note_sending(struct sock *sk, const struct origin *origin)
 {
 	struct tcp_sock *tcp = bpf_skc_to_tcp_sock(sk);
-	struct socket_use *use;
 
-	if (!tcp)
-		return;
-	use = senders_on(sk, tcp);
-	if (!use)
-		return;
-	note_sender(use, origin, FIELD(tcp, write_seq), 0, true);
-	used_last_by(use, USED_BY_SENDER, FIELD(tcp, copied_seq));
+	if (tcp)
+		note_sender(sk, tcp, origin, FIELD(tcp, write_seq), 0, true);
 }
 
 static __always_inline void note_sent(struct sock *sk, const struct origin *origin, int length)
 {
 	struct tcp_sock *tcp = bpf_skc_to_tcp_sock(sk);
-	struct socket_use *use;
 
-	if (!tcp || length <= 0)
-		return;
-	use = senders_on(sk, tcp);
-	if (!use)
-		return;
-	note_sender(use, origin, FIELD(tcp, write_seq) - length, FIELD(tcp, write_seq), false);
-	used_last_by(use, USED_BY_SENDER, FIELD(tcp, copied_seq));
+	if (tcp && length > 0)
+		note_sender(sk, tcp, origin, FIELD(tcp, write_seq) - length, FIELD(tcp, write_seq), false);
 }
 
 /* What was sent again and nobody told of, besides `now`, which is being told; it counts as told from here on.

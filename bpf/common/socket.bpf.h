@@ -134,17 +134,26 @@ static __always_inline void note_reader(struct socket_use *use, const struct ori
 	used_last_by(use, USED_BY_READER, read_to);
 }
 
-/* All zero where it is being written. */
+/* Ends the copying of an origin that began when there were `before` changes: what was copied while somebody wrote is
+ * nothing, and the socket told of what a thread is at.
+ */
+static __always_inline void end_reading(const __u64 *changes, __u64 before, struct origin *origin)
+{
+	asm volatile("" ::: "memory");
+	if (before & 1 || before != *(volatile __u64 *)changes) {
+		count(COUNTER_TORN);
+		*origin = (struct origin){};
+	} else if (origin->match == MATCH_THREAD) {
+		origin->match = MATCH_SOCKET;
+	}
+}
+
 static __always_inline void read_origin(const __u64 *changes, const struct origin *from, struct origin *origin)
 {
 	__u64 before = *(volatile __u64 *)changes;
 
 	*origin = *from;
-	asm volatile("" ::: "memory");
-	if (before & 1 || before != *(volatile __u64 *)changes) {
-		count(COUNTER_TORN);
-		*origin = (struct origin){};
-	}
+	end_reading(changes, before, origin);
 }
 
 /* How far a program has read; 0 of what is not TCP. */
@@ -188,8 +197,6 @@ static __always_inline void socket_origin(struct sock *sk, struct origin *origin
 		read_origin(&use->sending, &sender_at(use, use->count - 1)->origin, origin);
 	if (!use->connect_ns && last >> 32 != read_to(sk))
 		*origin = (struct origin){.tgid = origin->tgid};
-	else if (origin->match == MATCH_THREAD)
-		origin->match = MATCH_SOCKET;
 }
 
 #endif

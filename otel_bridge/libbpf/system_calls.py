@@ -46,9 +46,10 @@ def bpf(command: int, attributes: bytearray) -> int:
 
 
 def _call(name: str, *arguments: object) -> int:
-    number = _NUMBERS.get(platform.machine(), {}).get(name)
+    machine = platform.machine()
+    number = _NUMBERS.get(machine, {}).get(name)
     if number is None:
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+        raise OSError(errno.ENOSYS, f"its number is not known on {machine}")
     answer: int = ctypes.CDLL(None, use_errno=True).syscall(number, *arguments)
     if answer < 0:
         code = ctypes.get_errno()

@@ -1,28 +1,7 @@
 /* Whose a segment is that is sent again, when several spans have used the connection. */
 #include "bpf/socket.bpf.c"
 #include "check.h"
-#include "follow.h"
-
-enum { TGID = 42 };
-
-static struct task_struct task;
-static struct fake_connection connection = {.sock = {.__sk_common.skc_family = ADDRESS_FAMILY_INET, .sk_protocol = PROTOCOL_TCP}};
-static struct sock *sk = &connection.sock;
-static struct thread_record record;
-static struct thread_record *variable = &record;
-
-static void begin(void)
-{
-	task = (struct task_struct){.tgid = TGID, .pid = TGID, .thread.fsbase = (unsigned long)&variable};
-	fake.task = &task;
-	follow(TGID, (struct thread_layout){});
-	connection.tcp.write_seq = 1000;
-}
-
-static void at_work_on(__u64 span)
-{
-	record = (struct thread_record){.trace_id = {1, 2}, .span_id = span, .valid = span != 0};
-}
+#include "connection.h"
 
 /* As the kernel does since 6.16: it tells of the send, then sends. */
 static void send(__u64 span, __u32 bytes)

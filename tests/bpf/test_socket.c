@@ -3,38 +3,7 @@
 #define LICENSE LICENSE_OF_SOCKET
 #include "bpf/socket.bpf.c"
 #include "check.h"
-#include "follow.h"
-
-enum { TGID = 42, TID = 43 };
-
-static struct task_struct task;
-static struct fake_connection connection;
-static struct sock *sk = &connection.sock;
-static struct thread_record record;
-static struct thread_record *variable = &record;
-
-static void begin_as(unsigned short protocol)
-{
-	CONFIGURE(config);
-	connection = (struct fake_connection){
-		.sock = {.__sk_common.skc_family = ADDRESS_FAMILY_INET, .sk_protocol = protocol},
-		.tcp = {.copied_seq = 500, .write_seq = 1000},
-	};
-	task = (struct task_struct){.tgid = TGID, .pid = TID, .thread.fsbase = (unsigned long)&variable};
-	fake.task = &task;
-	fake.now = 1;
-	follow(TGID, (struct thread_layout){});
-}
-
-static void begin(void)
-{
-	begin_as(PROTOCOL_TCP);
-}
-
-static void at_work_on(__u64 span)
-{
-	record = (struct thread_record){.trace_id = {1, 2}, .span_id = span, .valid = span != 0};
-}
+#include "connection.h"
 
 static void sends(__u64 span, __u32 bytes)
 {
@@ -208,7 +177,7 @@ static void who_connects_at_no_span_is_known_by_its_process(void)
 /* Datagrams have no numbers: whoever receives one ends the use. */
 static void datagrams_are_used_by_whoever_sends_or_receives(void)
 {
-	begin_as(17);
+	begin_with(17);
 	sends(7, 100);
 	CHECK(used_by() == 7);
 	reads(8, 50);

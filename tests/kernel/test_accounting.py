@@ -41,13 +41,7 @@ HALF_OF_STORM = 50_021
 
 def total(monitor, metric, **labels):
     """The sum of a counter's samples that carry these labels."""
-    return sum(
-        sample.value
-        for family in monitor.telemetry.registry.collect()
-        if family.name == metric.name
-        for sample in family.samples
-        if sample.name.endswith("_total") and labels.items() <= sample.labels.items()
-    )
+    return sum(value for found, value in monitor.telemetry.values(metric) if labels.items() <= found.items())
 
 
 def delivered(monitor, probe):
@@ -71,11 +65,9 @@ def through_a_join(batches) -> tuple[Counter[str], float]:
     join.sweep(everything=True)
     outcomes = Counter(
         {
-            sample.labels["outcome"]: int(sample.value)
-            for family in telemetry.registry.collect()
-            if family.name == catalog.JOIN_EVENTS.name
-            for sample in family.samples
-            if sample.name.endswith("_total") and sample.labels["probe"] == "tcp"
+            labels["outcome"]: int(value)
+            for labels, value in telemetry.values(catalog.JOIN_EVENTS)
+            if labels["probe"] == "tcp"
         }
     )
     return outcomes, telemetry.value(catalog.JOIN_WAITING_BYTES)

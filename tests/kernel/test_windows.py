@@ -56,6 +56,22 @@ def unread(connection: socket.socket) -> int:
     return int.from_bytes(fcntl.ioctl(connection, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
+def wait_until_full(connection: socket.socket, hold: float) -> None:
+    """Until the queue has had something in it, and no more came, for so many seconds."""
+    # A busy sender takes its time to fill it, and the window is closed from then on only.
+    since, before = time.monotonic(), 0
+    while before == 0 or time.monotonic() < since + hold:
+        if (now := unread(connection)) != before:
+            since, before = time.monotonic(), now
+        time.sleep(HOLD / 10)
+
+
+def read_all(connection: socket.socket) -> None:
+    """To its end."""
+    while connection.recv(1 << 20):
+        pass
+
+
 class LateReader:
     """Reads nothing until the queue has been full for a while, then everything.
 
@@ -69,15 +85,9 @@ class LateReader:
 
     def __call__(self, connection: socket.socket) -> None:
         with connection:
-            # A busy sender takes its time to fill it, and the window is closed from then on only.
-            since, before = time.monotonic(), 0
-            while before == 0 or time.monotonic() < since + self._hold:
-                if (now := unread(connection)) != before:
-                    since, before = time.monotonic(), now
-                time.sleep(HOLD / 10)
+            wait_until_full(connection, self._hold)
             began = time.monotonic()
-            while connection.recv(1 << 20):
-                pass
+            read_all(connection)
             self.took[connection.getpeername()[1]] = time.monotonic() - began
 
 
@@ -113,14 +123,10 @@ def test_a_stall_that_is_older_than_the_probe_is_told_from_its_beginning():
 
     def read_late(connection: socket.socket) -> None:
         with connection:
-            before = 0
-            while before == 0 or unread(connection) != before:
-                before = unread(connection)
-                time.sleep(HOLD / 10)
+            wait_until_full(connection, HOLD)
             stalled.set()
             released.wait()
-            while connection.recv(1 << 20):
-                pass
+            read_all(connection)
 
     began = time.monotonic()
     with serving(read_late) as port:

@@ -89,13 +89,8 @@ class Switch:
         }
 
     def _handed_over(self, probe: str) -> int:
-        return sum(
-            int(sample.value)
-            for family in self._service.telemetry.registry.collect()
-            if family.name == catalog.KERNEL_EVENTS.name
-            for sample in family.samples
-            if sample.name.endswith("_total") and sample.labels["probe"] == probe
-        )
+        events = self._service.telemetry.values(catalog.KERNEL_EVENTS)
+        return sum(int(value) for labels, value in events if labels["probe"] == probe)
 
     def detach(self) -> bool:
         """Have no program run at a tracepoint."""

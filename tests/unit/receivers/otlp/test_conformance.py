@@ -321,10 +321,8 @@ class TestPoint14Metrics:
     async def test_from_the_start(self, start):
         running = await start()
         names = {
-            (sample.labels["transport"], sample.labels["signal"], sample.labels["code"])
-            for family in running.telemetry.registry.collect()
-            for sample in family.samples
-            if sample.name == catalog.RECEIVER_REQUESTS.name + "_total"
+            (labels["transport"], labels["signal"], labels["code"])
+            for labels, _ in running.telemetry.values(catalog.RECEIVER_REQUESTS)
         }
         for signal in Signal:
             assert ("grpc", signal.value, "OK") in names
