@@ -4,6 +4,15 @@
 
 char LICENSE[] SEC("license") = "Dual MIT/GPL";
 
+/* Programs of `requests`, for processes that publish nothing. */
+CALLED(request_received);
+CALLED(answer_sent);
+
+static __always_inline bool is_silent(void)
+{
+	return !publishes(known_of(bpf_get_current_pid_tgid() >> 32));
+}
+
 static __always_inline void used(struct sock *sk)
 {
 	struct origin origin;
@@ -56,6 +65,8 @@ int BPF_PROG(datagram_sent, struct sock *sk)
 {
 	if (!is_tcp(sk))
 		used(sk);
+	if (is_silent())
+		CALL(ctx, answer_sent);
 	return 0;
 }
 
@@ -63,5 +74,7 @@ SEC("tp_btf/sock_recv_length")
 int BPF_PROG(sock_recv_length, struct sock *sk)
 {
 	used(sk);
+	if (is_silent())
+		CALL(ctx, request_received);
 	return 0;
 }

@@ -40,6 +40,10 @@ enum { PSEUDO_MAP = 1, PSEUDO_MAP_VALUE = 2 }; /* linux/bpf.h: BPF_PSEUDO_MAP_FD
 #define TURNING_MAPS(slot, first, second, room, key_type, value_type)                                         \
 	MAP(slot, BPF_MAP_TYPE_ARRAY_OF_MAPS, 1, __u32, __u32)
 
+/* What is called elsewhere needs libbpf. */
+#define CALLED(name) struct call_##name
+#define CALL(ctx, name) ((void)(ctx))
+
 enum { STORAGE_GOES_WITH_OWNER = 0 };
 
 #define ADDRESS_OF(map) ((void *)bpf_pseudo_fd(PSEUDO_MAP, sizeof(*(map)->number) / sizeof(int)))

@@ -65,6 +65,18 @@ enum { STORAGE_GOES_WITH_OWNER = 1 };
 #define table_lookup(table, item) bpf_map_lookup_elem(table, item)
 #define table_update(table, item, content, flags) bpf_map_update_elem(table, item, content, flags)
 
+/* Defines a place for a program of another object, of the same tracepoint; and calls what is there, as the last thing
+ * that a program does. A second program on the tracepoint would be run for everybody.
+ */
+#define CALLED(name)                                                                                          \
+	struct {                                                                                               \
+		__uint(type, BPF_MAP_TYPE_PROG_ARRAY);                                                         \
+		__uint(max_entries, 1);                                                                        \
+		__type(key, __u32);                                                                            \
+		__type(value, __u32);                                                                          \
+	} call_##name SEC(".maps")
+#define CALL(ctx, name) bpf_tail_call(ctx, &call_##name, 0)
+
 /* Defines one structure of configuration that does not change while the program is loaded, and reads it. */
 #define CONSTANTS(type, name) const volatile type name SEC(".rodata." #name)
 #define CONSTANT(name, field) (name.field)

@@ -20,7 +20,7 @@ from otel_bridge.libbpf import OBJECTS, uprobe_multi
 from otel_bridge.libbpf.library import LibbpfError, Map, run_statistics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
     from typing import Any
 
@@ -126,6 +126,26 @@ def attach(obj: Object | BccObject, path: str, uprobe: Uprobe) -> Link | Descrip
     )
 
 
+class Called:
+    """A program that another one calls, until `close`.
+
+    Args:
+        place: the map that the other one looks in.
+        fd: of the program.
+
+    Raises:
+        LibbpfError: refused.
+    """
+
+    def __init__(self, place: Map, fd: int) -> None:
+        self._place = place
+        place.set(0, fd)
+
+    def close(self) -> None:
+        """Have it called no more."""
+        self._place.discard(0)
+
+
 @dataclass(slots=True, eq=False)
 class AttachedFile:
     """A file whose functions a probe's programs hang on.
@@ -187,6 +207,7 @@ class LoadedProbe:
         ring_fd: readable when there are events; -1 without a ring.
         sums: its sums per span; None when it has none.
         counters: what it counts about itself, per CPU.
+        callers: where those of its programs are put that another probe's call, by their name.
     """
 
     probe: Probe
@@ -197,20 +218,27 @@ class LoadedProbe:
     ring: Ring | None = None
     ring_fd: int = -1
     sums: SumTables | None = None
-    links: list[Link | Descriptors] = field(default_factory=list)
+    callers: Mapping[str, Map] = field(default_factory=dict)
+    links: list[Link | Descriptors | Called] = field(default_factory=list)
 
     def attach(self) -> None:
-        """Attach to the tracepoints.
+        """Attach to the tracepoints, or to what is called there.
 
         Raises:
             LibbpfError: refused; nothing stays attached.
         """
         try:
             for program in self.programs:
-                self.links.append(self.object.attach(program.name))
+                self.links.append(self._attach(program.name))
         except LibbpfError:
             self.detach()
             raise
+
+    def _attach(self, program: str) -> Link | Descriptors | Called:
+        place = self.callers.get(program)
+        if place is None:
+            return self.object.attach(program)
+        return Called(place, self.object.program_fd(program))
 
     def detach(self) -> None:
         """Detach from the tracepoints."""
@@ -350,7 +378,7 @@ class Loader:
         self, obj: Object | BccObject, probe: Probe, programs: list[Program], missing: list[Program]
     ) -> LoadedProbe:
         counters = Map(self._library, self._fd(obj, "counters"), U4, U8)
-        loaded = LoadedProbe(probe, obj, programs, missing, counters)
+        loaded = LoadedProbe(probe, obj, programs, missing, counters, callers=self._callers(programs))
         before = self.loaded.get(probe.name)
         if probe.record is not None:
             loaded.ring_fd = self._fd(obj, "events")
@@ -362,6 +390,15 @@ class Loader:
         if probe.sums is not None:
             loaded.sums = before.sums if before else self._sum_tables(obj, probe.sums)
         return loaded
+
+    def _callers(self, programs: list[Program]) -> dict[str, Map]:
+        if self.config.run_statistics:
+            return {}  # the kernel counts what a program calls as its own
+        return {
+            program.name: Map(self._library, self._kept[program.called_by, f"call_{program.name}"], U4, U4)
+            for program in programs
+            if program.called_by in self.loaded
+        }
 
     def _sum_tables(self, obj: Object | BccObject, sums: Sums) -> SumTables:
         for name in ("sums_a", "sums_b"):
@@ -433,6 +470,11 @@ class Loader:
         last(loaded)
         del self.loaded[name]
         loaded.object.close()
+        for other in self.loaded.values():
+            if any(program.called_by == name for program in other.programs):
+                other.detach()
+                other.callers = self._callers(other.programs)
+                other.attach()
 
     def reload(self, name: str, config: KernelConfig) -> LoadedProbe:
         """Swap one probe for itself under another configuration; the others are not touched.
@@ -486,7 +528,7 @@ class Loader:
 
     def close(self) -> None:
         """Unload everything."""
-        for name in list(self.loaded):
+        for name in reversed(list(self.loaded)):
             self.unload(name)
         for fd in self._kept.values():
             os.close(fd)

@@ -26,7 +26,7 @@ from tests.support.http_requests import (
     request,
     traceparent,
 )
-from tests.support.kernel import covers, eventually, in_threads, monitoring, span_id
+from tests.support.kernel import config, covers, eventually, in_threads, monitoring, span_id
 
 PRIME = 23
 SILENT = Path(__file__).parent / "silent.py"
@@ -67,6 +67,20 @@ def test_each_request_of_a_connection_has_its_own_span_or_none(serve, closed_por
             answered(connection)
     found = numbers(monitor.events.of(TCP_CONNECT, tgid=server.pid))
     assert found == {(number, number * (number % 2)): 3 for number in range(1, PRIME + 1)}
+
+
+def test_requests_are_found_beside_the_probe_that_calls_their_programs_and_without_it(serve):
+    """Each way, and after each change of ways: read twice, a header would be two requests, and nobody's."""
+    server = serve("threads")
+    waits = {"off_cpu_threshold": "10ms", "run_queue_threshold": "10s"}
+    with monitoring("tcp", "sched", "requests", sched=waits) as monitor, connected(server.port) as connection:
+        for number, others in enumerate((("tcp",), (), ("tcp",)), start=1):
+            monitor.reload(config("sched", "requests", *others, sched=waits))
+            for _ in range(PRIME):
+                connection.sendall(request(traceparent(number), "x-sleep: 0.02\r\n"))
+                answered(connection)
+    found = monitor.events.per_span(KernelEventKind.SCHED_WAIT, match=Match.HEADER)
+    assert found == dict.fromkeys(range(1, 4), PRIME)
 
 
 def test_a_thread_is_at_nothing_once_its_answer_began(serve, closed_port):

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 PROBES = (
     process.PROBE,
+    socket.PROBE,
     requests.PLAIN,
     requests.ENCRYPTED,
-    socket.PROBE,
     tcp.PROBE,
     sched.PROBE,
     block.PROBE,

@@ -31,6 +31,8 @@ class Program:
         stands_in_for: another program's name; this one is loaded only where that one cannot be.
         module: of the kernel, that brings the tracepoint; empty: the kernel itself.
         by_accounts: it reads what the scheduler accounts of threads; not to be loaded where that is not told.
+        called_by: a probe that calls it, from a program of its own on the same tracepoint (CALLED in
+            bpf/common/core.bpf.h); where that probe is not loaded, it hangs on the tracepoint itself.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Program:
     stands_in_for: str = ""
     module: str = ""
     by_accounts: bool = False
+    called_by: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """HTTP/1.1 requests of programs that publish no spans: sockets and threads carry the span a request names."""
 
+from otel_bridge.kernel.probes import socket
 from otel_bridge.kernel.probes.base import Probe, Program, Uprobe
 
 _PARSER = (
@@ -10,9 +11,13 @@ PLAIN = Probe(
     name="requests",
     gives="programs that publish nothing: spans are found by the traceparent of the requests they read",
     programs=(
-        Program("request_received", "sock_recv_length", "6.3", "requests"),
+        Program("request_received", "sock_recv_length", "6.3", "requests", called_by=socket.PROBE.name),
         Program(
-            "answer_sent", "sock_send_length", "6.3", "when a request is over for the thread that read it"
+            "answer_sent",
+            "sock_send_length",
+            "6.3",
+            "when a request is over for the thread that read it",
+            called_by=socket.PROBE.name,
         ),
         Program("sched_process_exit", "sched_process_exit", "5.5", "ended threads are forgotten"),
     ),

@@ -131,6 +131,8 @@ static int fake_delete(const void *declaration, const void *key, size_t key_size
 	((typeof((map)->value))fake_storage(map, sk, sizeof(*(map)->value), flags))
 #define bpf_task_storage_get(map, task, initial, flags)                                                        \
 	((typeof((map)->value))fake_storage(map, task, sizeof(*(map)->value), flags))
+/* Programs of other objects are not there. */
+#define bpf_tail_call(ctx, map, index) ((void)(ctx), (void)(map))
 /* Only those whose storage does not go with them ask. */
 #define bpf_task_storage_delete(map, task) abort()
 #define bpf_sk_storage_delete(map, sk) abort()
