@@ -231,9 +231,14 @@ static __always_inline void segment_received(struct sock *sk, struct sk_buff *sk
 	/* What it acknowledges is still counted as sent and not acknowledged. */
 	if (FIELD(tcp, total_retrans))
 		tell_untold(sk, tcp, (struct sent_again){});
+	/* Peers take back nothing of a window that they told, so it is not zero before that much was sent. Of one that
+	 * does, the next segment tells.
+	 */
+	before = FIELD(tcp, snd_wnd);
+	if (before > 2 * (FIELD(tcp, snd_nxt) - FIELD(tcp, snd_una)))
+		return;
 	if (bpf_probe_read_kernel(&window, sizeof(window), FIELD(skb, data) + WINDOW))
 		return;
-	before = FIELD(tcp, snd_wnd);
 	if (window && before)
 		return;
 	windows = windows_of(sk);

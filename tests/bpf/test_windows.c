@@ -14,7 +14,7 @@ static void begin(void)
 	CONFIGURE(config);
 	connection = (struct fake_connection){
 		.sock = {.__sk_common.skc_family = ADDRESS_FAMILY_INET, .sk_protocol = PROTOCOL_TCP},
-		.tcp = {.snd_wnd = OPEN, .snd_nxt = 1000, .write_seq = 1000 + WAITING},
+		.tcp = {.snd_wnd = OPEN, .snd_nxt = OPEN, .write_seq = OPEN + WAITING},
 	};
 	fake.now = 7000ull * MILLISECOND;
 }
@@ -86,6 +86,18 @@ static void so_it_was_where_nothing_was_seen_until_it_opened(void)
 	pass(150);
 	seen(OPEN, false);
 	CHECK(told() == 150);
+}
+
+static void so_it_was_where_a_peer_took_back_what_it_had_offered(void)
+{
+	begin();
+	connection.tcp.snd_una = OPEN - 1;
+	seen(0, true);
+	pass(200);
+	seen(0, false);
+	pass(100);
+	seen(OPEN, false);
+	CHECK(told() == 300);
 }
 
 static void a_peer_that_has_acknowledged_nothing_is_told_since_it_is_seen(void)
@@ -180,6 +192,7 @@ int main(void)
 	RUN(from_the_segment_that_closed_it_to_the_one_that_opened_it);
 	RUN(a_segment_that_closed_it_unseen_was_what_it_acknowledged_last);
 	RUN(so_it_was_where_nothing_was_seen_until_it_opened);
+	RUN(so_it_was_where_a_peer_took_back_what_it_had_offered);
 	RUN(a_peer_that_has_acknowledged_nothing_is_told_since_it_is_seen);
 	RUN(a_window_that_opened_unseen_begins_anew_when_it_closes);
 	RUN(each_of_several_is_told);
