@@ -455,9 +455,15 @@ class Loader:
     def unload(self, name: str, *, last: Callable[[LoadedProbe], None] = lambda _: None) -> None:
         """Detach and give back a probe; its maps stay for when it is loaded again.
 
+        What its programs called hangs on the tracepoints from then on, and misses what happens until it does
+        (some milliseconds).
+
         Args:
             name: of the probe.
             last: takes what it left behind, when nothing is added any more.
+
+        Raises:
+            LibbpfError: what it called could not be attached; the probe is unloaded nevertheless.
         """
         loaded = self.loaded.get(name)
         if loaded is None:
