@@ -2,13 +2,13 @@
 #include "sched.h"
 #include "common/context.bpf.h"
 #include "common/emit.bpf.h"
-#include "common/sums.bpf.h"
+#include "common/rows.bpf.h"
 
 char LICENSE[] SEC("license") = "Dual MIT/GPL";
 
 CONSTANTS(struct sched_config, config);
 
-SUMS_OF(struct span_key, struct sched_sum)
+ROWS_OF(struct sched_row)
 
 enum { STATE_DEAD = 0x80 }; /* TASK_DEAD */
 
@@ -21,7 +21,7 @@ struct wait {
 	};
 	struct origin origin;
 	__u64 turns; /* on a CPU, that it had had until then */
-	__u64 summed_span; /* the last one that it has a row for, or had until sums were taken */
+	struct own_row row; /* of the last span that it waited for */
 	__u64 user_stack[STACK_DEPTH];
 };
 
@@ -114,40 +114,37 @@ static __always_inline void note_stack(void *ctx, struct task_struct *task, __u6
 	}
 }
 
-/* A thread's first wait for a span is a row of its own most of the time: to look for one first would take as long
- * again.
- */
 static __always_inline void add_to_span(struct wait *wait, __u64 run_queue, __u64 off_cpu, __u64 now)
 {
 	struct span_key key = span_key_of(&wait->origin);
-	struct sched_sum one = {
-		.first_ns = wait->off_ns,
-		.last_ns = now,
-		.run_queue_ns = run_queue,
-		.off_cpu_ns = off_cpu,
-		.run_queue_max_ns = run_queue,
-		.off_cpu_max_ns = off_cpu,
-		.run_queue_count = run_queue != 0,
-		.off_cpu_count = off_cpu != 0,
-	};
-	bool likely_first = wait->summed_span != key.span_id;
+	bool is_new;
+	struct sched_row *row = row_of_span(&wait->row, &key, &is_new);
 	struct sched_sum *sum;
 
-	wait->summed_span = key.span_id;
-	sum = sum_with(&key, &one, likely_first);
-	if (!sum)
+	if (!row)
 		return;
-	raise_to(&sum->last_ns, now);
-	if (run_queue) {
-		__sync_fetch_and_add(&sum->run_queue_ns, run_queue);
-		__sync_fetch_and_add(&sum->run_queue_count, 1);
-		raise_to(&sum->run_queue_max_ns, run_queue);
+	sum = &row->sum;
+	/* What is written, and not read before, need not be fetched from far away. */
+	if (is_new) {
+		*sum = (struct sched_sum){
+			.first_ns = wait->off_ns,
+			.last_ns = now,
+			.run_queue_ns = run_queue,
+			.off_cpu_ns = off_cpu,
+			.run_queue_max_ns = run_queue,
+			.off_cpu_max_ns = off_cpu,
+			.run_queue_count = run_queue != 0,
+			.off_cpu_count = off_cpu != 0,
+		};
+		return;
 	}
-	if (off_cpu) {
-		__sync_fetch_and_add(&sum->off_cpu_ns, off_cpu);
-		__sync_fetch_and_add(&sum->off_cpu_count, 1);
-		raise_to(&sum->off_cpu_max_ns, off_cpu);
-	}
+	sum->last_ns = now;
+	sum->run_queue_ns += run_queue;
+	sum->run_queue_count += run_queue != 0;
+	raise_to(&sum->run_queue_max_ns, run_queue);
+	sum->off_cpu_ns += off_cpu;
+	sum->off_cpu_count += off_cpu != 0;
+	raise_to(&sum->off_cpu_max_ns, off_cpu);
 }
 
 /* The kernel's stack says what a thread waited for: of one that waited for a CPU most of the time, or that is back

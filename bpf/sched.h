@@ -18,7 +18,7 @@ struct sched_wait {
 
 _Static_assert(sizeof(struct sched_wait) == 328, "mirrored in records.py");
 
-/* All waits of a span since the last time the sums were taken. */
+/* All waits of a thread for a span, one after the other, since the last time the sums were taken. */
 struct sched_sum {
 	__u64 first_ns; /* CLOCK_BOOTTIME, when the first began */
 	__u64 last_ns; /* when the last ended */
@@ -31,6 +31,13 @@ struct sched_sum {
 };
 
 _Static_assert(sizeof(struct sched_sum) == 56, "mirrored in records.py");
+
+struct sched_row {
+	struct span_key key;
+	struct sched_sum sum;
+};
+
+_Static_assert(sizeof(struct sched_row) == 88, "mirrored in records.py");
 
 struct sched_config {
 	__u64 run_queue_threshold_ns; /* a single wait this long is an event */

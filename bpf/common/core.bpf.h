@@ -61,6 +61,22 @@ enum { STORAGE_GOES_WITH_OWNER = 1 };
 		__array(values, struct slot##_table);                                                          \
 	} slot SEC(".maps") = {.values = {&first}}
 
+/* The same with arrays that user space has in its memory. BPF_F_INNER_MAP (5.10): they may have another size than here. */
+#define TURNING_ARRAYS(slot, first, second, room, value_type)                                                  \
+	struct slot##_table {                                                                                  \
+		__uint(type, BPF_MAP_TYPE_ARRAY);                                                              \
+		__uint(map_flags, BPF_F_MMAPABLE | BPF_F_INNER_MAP);                                           \
+		__uint(max_entries, room);                                                                     \
+		__type(key, __u32);                                                                            \
+		__type(value, value_type);                                                                     \
+	} first SEC(".maps"), second SEC(".maps");                                                             \
+	struct {                                                                                               \
+		__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);                                                      \
+		__uint(max_entries, 1);                                                                        \
+		__type(key, __u32);                                                                            \
+		__array(values, struct slot##_table);                                                          \
+	} slot SEC(".maps") = {.values = {&first}}
+
 /* For a table that was found in a slot. */
 #define table_lookup(table, item) bpf_map_lookup_elem(table, item)
 #define table_update(table, item, content, flags) bpf_map_update_elem(table, item, content, flags)

@@ -14,55 +14,32 @@
 #include "context.h"
 #include "sums.h"
 
-/* Two ways to a row of the table that is filled:
- * - sum_of(): finds it, or makes an empty one; NULL where there is no room.
- * - sum_with(): makes it of a first value, and is NULL; or finds the one there is, for the value to be added. Which of
- *   both is tried first is a matter of time alone. NULL as well where there is no room.
+/* Defines the tables, and sum_of(): a key's row of the one that is filled, empty where it had none; NULL where there is
+ * no room.
  */
 #define SUMS_OF(key_type, value_type)                                                                         \
 	TURNING_MAPS(sums, sums_a, sums_b, 16384, key_type, value_type);                                       \
                                                                                                                \
-	static __always_inline value_type *row_in(void *table, const key_type *key, const value_type *value,   \
-						  bool make_first)                                             \
-	{                                                                                                      \
-		value_type *found;                                                                             \
-                                                                                                               \
-		if (!make_first) {                                                                             \
-			found = table_lookup(table, key);                                                      \
-			if (found)                                                                             \
-				return found;                                                                  \
-		}                                                                                              \
-		if (!table_update(table, key, value, BPF_NOEXIST)) {                                           \
-			count(COUNTER_PRODUCED);                                                               \
-			return NULL;                                                                           \
-		}                                                                                              \
-		found = table_lookup(table, key);                                                              \
-		if (!found) {                                                                                  \
-			count(COUNTER_PRODUCED);                                                               \
-			count(COUNTER_DROPPED);                                                                \
-		}                                                                                              \
-		return found;                                                                                  \
-	}                                                                                                      \
-                                                                                                               \
-	static __always_inline __attribute__((unused)) value_type *sum_with(                                   \
-		const key_type *key, const value_type *value, bool make_first)                                 \
-	{                                                                                                      \
-		__u32 zero = 0;                                                                                \
-		void *table = bpf_map_lookup_elem(&sums, &zero);                                               \
-                                                                                                               \
-		return table ? row_in(table, key, value, make_first) : NULL;                                   \
-	}                                                                                                      \
-                                                                                                               \
-	static __always_inline __attribute__((unused)) value_type *sum_of(const key_type *key)                 \
+	static __always_inline value_type *sum_of(const key_type *key)                                         \
 	{                                                                                                      \
 		value_type empty = {}, *found;                                                                 \
 		__u32 zero = 0;                                                                                \
 		void *table = bpf_map_lookup_elem(&sums, &zero);                                               \
+		bool made;                                                                                     \
                                                                                                                \
 		if (!table)                                                                                    \
 			return NULL;                                                                           \
-		found = row_in(table, key, &empty, false);                                                     \
-		return found ? found : table_lookup(table, key);                                               \
+		found = table_lookup(table, key);                                                              \
+		if (found)                                                                                     \
+			return found;                                                                          \
+		made = !table_update(table, key, &empty, BPF_NOEXIST);                                         \
+		/* Where it was not made, another CPU has made it meanwhile, or there is no room. */           \
+		found = table_lookup(table, key);                                                              \
+		if (made || !found)                                                                            \
+			count(COUNTER_PRODUCED);                                                               \
+		if (!found)                                                                                    \
+			count(COUNTER_DROPPED);                                                                \
+		return found;                                                                                  \
 	}
 
 static __always_inline struct span_key span_key_of(const struct origin *origin)

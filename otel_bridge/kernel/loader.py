@@ -13,16 +13,25 @@ import structlog
 from otel_bridge.errors import BridgeError
 from otel_bridge.kernel.config import ProbeConfig
 from otel_bridge.kernel.probes.base import CONFIG_SECTION, constants
-from otel_bridge.kernel.process_table import ProcessTable, mapped
-from otel_bridge.kernel.records import CONTEXT_SOURCES, RATE_LIMIT, THREAD_LAYOUT, U4, U8, Counter
+from otel_bridge.kernel.process_table import ProcessTable
+from otel_bridge.kernel.records import (
+    CONTEXT_SOURCES,
+    PROCESSES,
+    RATE_LIMIT,
+    ROWS_A_LOT,
+    THREAD_LAYOUT,
+    U4,
+    U8,
+    Counter,
+)
 from otel_bridge.kernel.ring import Ring, RingMemory
+from otel_bridge.kernel.sums import HashTables, RowTables
 from otel_bridge.libbpf import OBJECTS, uprobe_multi
-from otel_bridge.libbpf.library import LibbpfError, Map, run_statistics
+from otel_bridge.libbpf.library import LibbpfError, Map, memory_of, run_statistics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
-    from typing import Any
 
     from numpy.typing import NDArray
 
@@ -31,6 +40,7 @@ if TYPE_CHECKING:
     from otel_bridge.kernel.config import KernelConfig
     from otel_bridge.kernel.probes.base import Probe, Program, Sums, Uprobe
     from otel_bridge.kernel.records import Dtype
+    from otel_bridge.kernel.sums import SumTables
     from otel_bridge.libbpf.core_object import Link, Object
     from otel_bridge.libbpf.library import Library
     from otel_bridge.libbpf.uprobe import Descriptors
@@ -84,28 +94,6 @@ def choose(
 
 class NotHereError(BridgeError):
     """What an optional probe hangs on is not in this kernel."""
-
-
-class SumTables:
-    """Two tables that take turns (bpf/common/sums.bpf.h): while one fills, the other is emptied."""
-
-    def __init__(self, slot: Map, tables: tuple[Map, Map], room: int) -> None:
-        self._slot = slot
-        self._tables = tables
-        self._filling = 0
-        self._room = room
-
-    def take(self) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Keys and values of all rows since the last time.
-
-        Raises:
-            LibbpfError: the kernel refused.
-        """
-        full, empty = self._tables[self._filling], self._tables[1 - self._filling]
-        # Returns when no program uses the old table any more.
-        self._slot.set(0, empty.fd)
-        self._filling = 1 - self._filling
-        return full.take_all(self._room)
 
 
 def attach(obj: Object | BccObject, path: str, uprobe: Uprobe) -> Link | Descriptors:
@@ -288,7 +276,7 @@ class Loader:
             if processes is None or layouts is None:
                 raise BridgeError("no probe is loaded that follows processes")
             write = Map(self._library, layouts, U4, THREAD_LAYOUT).set
-            self._processes = ProcessTable(mapped(processes), write)
+            self._processes = ProcessTable(memory_of(processes, np.dtype(np.uint8), PROCESSES), write)
         return self._processes
 
     def use_obi_table(self, fd: int) -> None:
@@ -353,7 +341,8 @@ class Loader:
             limit = ring.events_per_second if ring else 0
             obj.set_constants(".rodata.limit", constants(RATE_LIMIT, {"events_per_second": limit}))
         if probe.sums is not None:
-            sizes |= {"sums_a": self.config.max_spans, "sums_b": self.config.max_spans}
+            room = self._sum_room(probe.sums)
+            sizes |= {"sums_a": room, "sums_b": room}
         for name in obj.maps:
             if name in sizes:
                 obj.set_max_entries(name, sizes[name])
@@ -400,16 +389,25 @@ class Loader:
             if program.called_by in self.loaded
         }
 
+    def _sum_room(self, sums: Sums) -> int:
+        if sums.row is None:
+            return self.config.max_spans
+        # The head's lot, and what each CPU may leave of its last one.
+        return self.config.max_spans + ROWS_A_LOT * (1 + self.cpus)
+
     def _sum_tables(self, obj: Object | BccObject, sums: Sums) -> SumTables:
-        for name in ("sums_a", "sums_b"):
-            obj.map(name, sums.key, sums.value)  # raises when sizes differ
-        first, second = (
-            Map(self._library, self._fd(obj, name), sums.key, sums.value) for name in ("sums_a", "sums_b")
-        )
+        names = ("sums_a", "sums_b")
+        key, value = (sums.key, sums.value) if sums.row is None else (U4, sums.row)
+        for name in names:
+            obj.map(name, key, value)  # raises when sizes differ
         slot = Map(self._library, self._fd(obj, "sums"), U4, U4)
-        # A table that was kept from an earlier load may have had the other one's turn.
-        slot.set(0, first.fd)
-        return SumTables(slot, (first, second), obj.max_entries("sums_a"))
+        room = obj.max_entries("sums_a")
+        first, second = (self._fd(obj, name) for name in names)
+        if sums.row is None:
+            tables = (Map(self._library, first, key, value), Map(self._library, second, key, value))
+            return HashTables(slot, tables, room)
+        memories = (memory_of(first, sums.row, room), memory_of(second, sums.row, room))
+        return RowTables(slot, (first, second), memories)
 
     def attach_file(self, name: str, path: str, uprobes: tuple[Uprobe, ...]) -> AttachedFile:
         """Attach a loaded probe's programs to functions of a file, in every process that maps it.

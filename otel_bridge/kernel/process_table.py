@@ -7,13 +7,12 @@ processes that run the same program mostly have the same.
 
 from __future__ import annotations
 
-import mmap
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from otel_bridge.errors import BridgeError
-from otel_bridge.kernel.records import PROCESSES, Known
+from otel_bridge.kernel.records import Known
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,20 +22,6 @@ if TYPE_CHECKING:
     from otel_bridge.kernel.thread_context import ThreadContextLayout
 
 Layout = tuple[int, int, int, int, bool]
-
-
-def mapped(fd: int) -> NDArray[np.uint8]:
-    """The bytes of the map `processes`, shape (PROCESSES,); mapped as long as the array lives.
-
-    Raises:
-        BridgeError: refused.
-    """
-    try:
-        memory = mmap.mmap(fd, PROCESSES, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
-    except OSError as error:
-        # Its PermissionError would be taken for that of a process that may not be looked at.
-        raise BridgeError(f"map the table of processes: {error}") from error
-    return np.frombuffer(memory, np.uint8)
 
 
 class ProcessTable:

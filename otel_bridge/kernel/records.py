@@ -223,6 +223,15 @@ SCHED_SUM_VALUE: Dtype = np.dtype(
 )
 """struct sched_sum (bpf/sched.h)."""
 
+SCHED_ROW: Dtype = np.dtype([("key", SPAN_KEY), ("sum", SCHED_SUM_VALUE)])
+"""struct sched_row (bpf/sched.h)."""
+
+ROWS_HEAD: Dtype = np.dtype([("turn", "<u8"), ("taken", "<u8")])
+"""struct rows_head (bpf/common/rows.h)."""
+
+ROWS_A_LOT = 32
+"""How many rows of such a table belong together (bpf/common/rows.h)."""
+
 BLOCK_KEY: Dtype = np.dtype([*SPAN_KEY.descr, ("major", "<u4"), ("minor", "<u4")])
 """struct block_key (bpf/block.h)."""
 

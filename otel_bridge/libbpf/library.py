@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import mmap
 import os
 import re
 import threading
@@ -376,6 +377,27 @@ class Map:
                 break
             raise LibbpfError("empty a map", ctypes.get_errno())
         return keys[:taken].copy(), values[:taken].copy()
+
+
+def memory_of(fd: int, dtype: np.dtype[Any], count: int) -> NDArray[Any]:
+    """The elements of an array map that user space may have in its memory, shape (count,).
+
+    They stay mapped as long as the array lives; programs read and write them meanwhile.
+
+    Args:
+        fd: of the map, needed only now.
+        dtype: of an element; the kernel keeps each in whole words of eight bytes.
+        count: the map's max_entries.
+
+    Raises:
+        BridgeError: refused.
+    """
+    try:
+        memory = mmap.mmap(fd, dtype.itemsize * count, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+    except OSError as error:
+        # Its PermissionError would be taken for that of a process that may not be looked at.
+        raise BridgeError(f"map a BPF array of {count} elements: {error}") from error
+    return np.frombuffer(memory, dtype)
 
 
 def run_statistics(fd: int) -> tuple[int, int]:

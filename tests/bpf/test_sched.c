@@ -29,6 +29,22 @@ static void pass(__u64 ns)
 	cpu.clock += ns;
 }
 
+static struct rows_head *head(void)
+{
+	__u32 zero = 0;
+
+	return (void *)bpf_map_lookup_elem(&sums_a, &zero);
+}
+
+/* As user space has a table filled. */
+static void sums_are_taken(void)
+{
+	__u64 turn = head()->turn;
+
+	fake_map_of(&sums_a)->used = 0;
+	*head() = (struct rows_head){.turn = turn + 1, .taken = ROWS_A_LOT};
+}
+
 static void begin(void)
 {
 	CONFIGURE(config, .run_queue_threshold_ns = 10 * MS, .off_cpu_threshold_ns = 10 * MS);
@@ -44,6 +60,7 @@ static void begin(void)
 	cpu.clock += ITS_OWN;
 	fake.registers = &registers;
 	at_work_on(9);
+	sums_are_taken();
 }
 
 static void switch_between(struct task_struct *previous, struct task_struct *next)
@@ -100,12 +117,31 @@ static void run_for(__u64 ns)
 	pass(ns);
 }
 
+static const struct sched_row *row_at(int number)
+{
+	__u32 place = ROWS_A_LOT + number;
+
+	return bpf_map_lookup_elem(&sums_a, &place);
+}
+
+static int rows(void)
+{
+	int count = 0;
+
+	while (row_at(count) && row_at(count)->sum.first_ns)
+		count++;
+	return count;
+}
+
+/* Its first row. */
 static struct sched_sum sum_of_span(__u64 span)
 {
 	struct span_key key = {.trace_id = {1, 2}, .span_id = span, .tgid = TGID, .match = MATCH_THREAD};
-	struct sched_sum *found = bpf_map_lookup_elem(&sums_a, &key);
 
-	return found ? *found : (struct sched_sum){};
+	for (int i = 0; i < rows(); i++)
+		if (same_key(&row_at(i)->key, &key))
+			return row_at(i)->sum;
+	return (struct sched_sum){};
 }
 
 static const struct sched_wait *event(int index)
@@ -290,41 +326,93 @@ static void the_scheduler_s_figure_holds(void)
 	CHECK(event(0)->event.duration_ns == event(0)->run_queue_ns);
 }
 
-static void waits_of_one_span_are_one_row_whoever_waited(void)
+static void waits_for(__u64 ms)
+{
+	leaves(BLOCKED);
+	pass(ms * MS);
+	is_woken();
+	comes();
+}
+
+static void a_thread_s_waits_for_one_span_are_one_row(void)
+{
+	begin();
+	waits_for(1);
+	waits_for(3);
+	waits_for(2);
+	CHECK(rows() == 1);
+	CHECK(sum_of_span(9).off_cpu_count == 3 && sum_of_span(9).off_cpu_ns == 6 * MS);
+	CHECK(sum_of_span(9).off_cpu_max_ns == 3 * MS && sum_of_span(9).run_queue_count == 0);
+	CHECK(sum_of_span(9).first_ns == 1000 * MS && sum_of_span(9).last_ns == 1006 * MS);
+	leaves(0);
+	pass(5 * MS);
+	comes();
+	leaves(0);
+	pass(4 * MS);
+	comes();
+	CHECK(rows() == 1);
+	CHECK(sum_of_span(9).run_queue_count == 2 && sum_of_span(9).run_queue_ns == 9 * MS);
+	CHECK(sum_of_span(9).run_queue_max_ns == 5 * MS && sum_of_span(9).off_cpu_count == 3);
+}
+
+static void every_span_and_every_thread_has_rows_of_its_own(void)
 {
 	struct task_struct mate;
 
 	begin();
-	for (int i = 1; i <= 3; i++) {
-		leaves(BLOCKED);
-		pass(i * MS);
-		is_woken();
-		comes();
-	}
+	waits_for(1);
 	mate = thread;
 	mate.pid++;
 	switch_between(&mate, &other);
 	pass(5 * MS);
 	mate.sched_info.last_queued = cpu.clock;
 	switch_between(&other, &mate);
-	CHECK(fake_map_of(&sums_a)->used == 1);
-	CHECK(sum_of_span(9).off_cpu_count == 4 && sum_of_span(9).off_cpu_ns == 11 * MS);
-	CHECK(sum_of_span(9).off_cpu_max_ns == 5 * MS);
-	CHECK(sum_of_span(9).first_ns == 1000 * MS && sum_of_span(9).last_ns == 1011 * MS);
+	CHECK(rows() == 2 && sum_of_span(9).off_cpu_ns == 1 * MS && row_at(1)->sum.off_cpu_ns == 5 * MS);
+	at_work_on(10);
+	waits_for(2);
+	CHECK(rows() == 3 && sum_of_span(10).off_cpu_count == 1 && sum_of_span(10).off_cpu_ns == 2 * MS);
+	at_work_on(9);
+	waits_for(3);
+	CHECK(rows() == 4 && row_at(3)->key.span_id == 9 && row_at(3)->sum.off_cpu_ns == 3 * MS);
 }
 
-/* As after sums were taken: the thread still believes in its row. */
-static void a_row_that_is_gone_is_made_again(void)
+static void a_span_of_the_same_number_in_another_trace_is_another(void)
 {
 	begin();
-	leaves(BLOCKED);
-	pass(1 * MS);
-	comes();
-	fake_map_of(&sums_a)->used = 0;
-	leaves(BLOCKED);
-	pass(2 * MS);
-	comes();
-	CHECK(sum_of_span(9).off_cpu_count == 1 && sum_of_span(9).off_cpu_ns == 2 * MS);
+	waits_for(1);
+	record.trace_id[0]++;
+	waits_for(2);
+	record.trace_id[0]--;
+	record.trace_id[1]++;
+	waits_for(3);
+	record.trace_flags = 1;
+	waits_for(4);
+	CHECK(rows() == 4 && sum_of_span(9).off_cpu_ns == 1 * MS);
+}
+
+static void a_row_that_is_taken_is_not_added_to(void)
+{
+	begin();
+	waits_for(1);
+	sums_are_taken();
+	waits_for(2);
+	CHECK(rows() == 1 && sum_of_span(9).off_cpu_count == 1 && sum_of_span(9).off_cpu_ns == 2 * MS);
+}
+
+static void a_cpu_goes_on_behind_the_lots_of_others(void)
+{
+	begin();
+	for (int i = 0; i < ROWS_A_LOT; i++) {
+		at_work_on(100 + i);
+		waits_for(1);
+	}
+	CHECK(rows() == ROWS_A_LOT && head()->taken == 2 * ROWS_A_LOT);
+	/* Another CPU's. */
+	head()->taken += ROWS_A_LOT;
+	at_work_on(9);
+	waits_for(1);
+	CHECK(rows() == ROWS_A_LOT && row_at(2 * ROWS_A_LOT)->key.span_id == 9);
+	CHECK(head()->taken == 4 * ROWS_A_LOT);
 }
 
 static void a_full_table_is_counted(void)
@@ -332,11 +420,11 @@ static void a_full_table_is_counted(void)
 	__u32 produced = COUNTER_PRODUCED, dropped = COUNTER_DROPPED;
 
 	begin();
+	waits_for(1);
 	fake_map_of(&sums_a)->used = FAKE_ROOM;
-	leaves(BLOCKED);
-	pass(1 * MS);
-	comes();
-	CHECK(*bpf_map_lookup_elem(&counters, &produced) == 1);
+	at_work_on(10);
+	waits_for(1);
+	CHECK(*bpf_map_lookup_elem(&counters, &produced) == 2);
 	CHECK(*bpf_map_lookup_elem(&counters, &dropped) == 1);
 }
 
@@ -356,7 +444,7 @@ static void a_thread_whose_number_ends_alike_hides_no_wait(void)
 	pass(27 * MS);
 	comes();
 	CHECK(fake.submitted == 1 && event(0)->off_cpu_ns == 30 * MS);
-	CHECK(sum_of_span(9).off_cpu_count == 2 && sum_of_span(9).off_cpu_ns == 33 * MS);
+	CHECK(rows() == 2 && row_at(0)->sum.off_cpu_ns == 3 * MS && row_at(1)->sum.off_cpu_ns == 30 * MS);
 	like = waiting_like(&thread);
 	CHECK(like && *like == 0);
 }
@@ -369,7 +457,7 @@ static void without_a_span_nothing_is_summed(void)
 	pass(30 * MS);
 	comes();
 	CHECK(fake.submitted == 0);
-	CHECK(fake_map_of(&sums_a)->used == 0);
+	CHECK(rows() == 0);
 }
 
 static void a_full_ring_is_counted_and_the_sums_still_hold_the_wait(void)
@@ -396,7 +484,7 @@ static void what_nobody_saw_is_no_wait(void)
 	pass(60 * MS);
 	is_woken();
 	comes();
-	CHECK(fake.submitted == 0 && fake_map_of(&sums_a)->used == 0);
+	CHECK(fake.submitted == 0 && rows() == 0);
 	leaves(BLOCKED);
 	pass(1 * MS);
 	comes_unseen();
@@ -405,7 +493,7 @@ static void what_nobody_saw_is_no_wait(void)
 	comes_unseen();
 	at_work_on(10);
 	leaves(BLOCKED);
-	CHECK(fake.submitted == 0 && fake_map_of(&sums_a)->used == 0);
+	CHECK(fake.submitted == 0 && rows() == 0);
 	pass(20 * MS);
 	comes();
 	CHECK(fake.submitted == 1 && event(0)->event.span_id == 10 && event(0)->off_cpu_ns == 20 * MS);
@@ -429,8 +517,11 @@ int main(void)
 		RUN(without_a_span_nothing_is_summed);
 		RUN(a_full_ring_is_counted_and_the_sums_still_hold_the_wait);
 		RUN(the_scheduler_s_figure_holds);
-		RUN(waits_of_one_span_are_one_row_whoever_waited);
-		RUN(a_row_that_is_gone_is_made_again);
+		RUN(a_thread_s_waits_for_one_span_are_one_row);
+		RUN(every_span_and_every_thread_has_rows_of_its_own);
+		RUN(a_span_of_the_same_number_in_another_trace_is_another);
+		RUN(a_row_that_is_taken_is_not_added_to);
+		RUN(a_cpu_goes_on_behind_the_lots_of_others);
 		RUN(a_full_table_is_counted);
 		RUN(what_nobody_saw_is_no_wait);
 		RUN(a_thread_whose_number_ends_alike_hides_no_wait);

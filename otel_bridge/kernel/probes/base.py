@@ -78,11 +78,14 @@ class Sums:
         kind: what its rows are as events.
         key: dtype of its keys.
         value: dtype of its values.
+        row: dtype of key and value together, where rows are filled one after the other
+            (bpf/common/rows.bpf.h); None where they are found by their key.
     """
 
     kind: KernelEventKind
     key: Dtype
     value: Dtype
+    row: Dtype | None = None
 
 
 def _no_constants(_: ProbesConfig) -> NDArray[Any] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from otel_bridge.kernel.probes.base import Probe, Program, Sums, constants, nanoseconds
-from otel_bridge.kernel.records import SCHED_CONFIG, SCHED_SUM_VALUE, SCHED_WAIT, SPAN_KEY
+from otel_bridge.kernel.records import SCHED_CONFIG, SCHED_ROW, SCHED_SUM_VALUE, SCHED_WAIT, SPAN_KEY
 from otel_bridge.model import KernelEventKind
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ PROBE = Probe(
     ),
     record=SCHED_WAIT,
     kinds=frozenset({KernelEventKind.SCHED_WAIT}),
-    sums=Sums(KernelEventKind.SCHED_SUM, SPAN_KEY, SCHED_SUM_VALUE),
+    sums=Sums(KernelEventKind.SCHED_SUM, SPAN_KEY, SCHED_SUM_VALUE, SCHED_ROW),
     config_of=lambda config: config.sched,
     constants=_constants,
 )

@@ -26,6 +26,8 @@ STRUCTURES = {
     "sched_wait": records.SCHED_WAIT,
     "sched_config": records.SCHED_CONFIG,
     "sched_sum": records.SCHED_SUM_VALUE,
+    "sched_row": records.SCHED_ROW,
+    "rows_head": records.ROWS_HEAD,
     "span_key": records.SPAN_KEY,
     "block_io": records.BLOCK_IO,
     "block_config": records.BLOCK_CONFIG,
@@ -111,15 +113,21 @@ def fields(types: dict[int, dict], structure: dict, base: int = 0) -> dict[str, 
     return out
 
 
+def fields_of(dtype: np.dtype, base: int = 0) -> dict[str, tuple[int, int]]:
+    """The same of a dtype."""
+    out: dict[str, tuple[int, int]] = {}
+    for name, (kind, offset) in dtype.fields.items():
+        out |= fields_of(kind, base + offset) if kind.fields else {name: (base + offset, kind.itemsize)}
+    return out
+
+
 @pytest.mark.parametrize("name", STRUCTURES)
 def test_a_structure_is_the_same_on_both_sides(types, name):
     """Every field's name, place and size; and the whole."""
     dtype = STRUCTURES[name]
     structure = named(types, "STRUCT", name)
     assert dtype.itemsize == structure["size"]
-    assert {field: (offset, kind.itemsize) for field, (kind, offset) in dtype.fields.items()} == fields(
-        types, structure
-    )
+    assert fields_of(dtype) == fields(types, structure)
 
 
 @pytest.mark.parametrize("name", ENUMS)
