@@ -231,9 +231,14 @@ static __always_inline void segment_received(struct sock *sk, struct sk_buff *sk
 	/* What it acknowledges is still counted as sent and not acknowledged. */
 	if (FIELD(tcp, total_retrans))
 		tell_untold(sk, tcp, (struct sent_again){});
+	/* Peers take back nothing of a window that they told, so it is not zero before that much was sent. Of one that
+	 * does, the next segment tells.
+	 */
+	before = FIELD(tcp, snd_wnd);
+	if (before > 2 * (FIELD(tcp, snd_nxt) - FIELD(tcp, snd_una)))
+		return;
 	if (bpf_probe_read_kernel(&window, sizeof(window), FIELD(skb, data) + WINDOW))
 		return;
-	before = FIELD(tcp, snd_wnd);
 	if (window && before)
 		return;
 	windows = windows_of(sk);
@@ -250,15 +255,18 @@ static __always_inline void segment_received(struct sock *sk, struct sk_buff *sk
 /* It was given up, or its time ran out, while the peer let nothing through. */
 static __always_inline void connection_closed(struct sock *sk)
 {
-	struct windows *windows = bpf_sk_storage_get(&zero_windows, sk, NULL, 0);
 	struct tcp_sock *tcp = bpf_skc_to_tcp_sock(sk);
+	struct windows *windows;
 
 	if (!tcp)
 		return;
 	if (FIELD(tcp, total_retrans))
 		tell_untold(sk, tcp, (struct sent_again){});
 	/* Where it opened unseen, the socket knows. */
-	if (windows && windows->peer_zero_ns && !FIELD(tcp, snd_wnd))
+	if (FIELD(tcp, snd_wnd))
+		return;
+	windows = bpf_sk_storage_get(&zero_windows, sk, NULL, 0);
+	if (windows && windows->peer_zero_ns)
 		peer_window_was_zero(sk, tcp, windows, -FIELD(sk, sk_err));
 }
 

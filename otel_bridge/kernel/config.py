@@ -339,7 +339,10 @@ class KernelConfig(_Model):
         "Empty: not asked.",
     )
     max_spans: int = Field(
-        16384, ge=1, description="Spans that are summed up in the kernel between two `sum_interval`s."
+        16384,
+        ge=1,
+        description="Spans that are summed up in the kernel between two `sum_interval`s; of waits, each "
+        "thread's of a span.",
     )
     read_interval: Duration = Field(
         0.005, description="Least time between two reads of the ring buffers; a first event is read at once."

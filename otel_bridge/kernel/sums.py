@@ -65,8 +65,9 @@ class RowTables:
         self._heads = [memory[:1].view("u1")[: ROWS_HEAD.itemsize].view(ROWS_HEAD)[0] for memory in memories]
         self._filling = int(np.argmax([head["turn"] for head in self._heads]))
         self._turn = int(self._heads[self._filling]["turn"])
-        # What was kept from an earlier load is filled on.
-        if not self._turn:
+        if self._turn:  # they were kept from an earlier load, and are filled on
+            self._slot.set(0, self._fds[self._filling])
+        else:
             self._fill(0)
 
     def _fill(self, table: int) -> None:
