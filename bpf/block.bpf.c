@@ -46,38 +46,6 @@ static __always_inline void left_device(const struct pending *pending)
 		__sync_fetch_and_add(&totals->in_flight, -1);
 }
 
-static __always_inline void queued(struct request *request)
-{
-	struct gendisk *disk = disk_of(request);
-	struct pending pending = {.queued_ns = bpf_ktime_get_boot_ns()};
-	struct block_device_totals *totals;
-	struct pending *missed;
-	struct device_key device;
-	__u64 key = (__u64)request;
-	__u32 operation = FIELD(request, cmd_flags) & OPERATION_MASK;
-
-	if (!disk)
-		return;
-	/* The structure serves again, so its last request did end. */
-	missed = bpf_map_lookup_elem(&requests, &key);
-	if (missed)
-		left_device(missed);
-	current_origin(&pending.origin);
-	pending.major = device.major = BPF_CORE_READ(disk, major);
-	pending.minor = device.minor = BPF_CORE_READ(disk, first_minor);
-	pending.bytes = FIELD(request, __data_len);
-	pending.operation = operation < BLOCK_OTHER ? operation : BLOCK_OTHER;
-	totals = totals_of(&device);
-	if (totals) {
-		pending.queue_depth = __sync_fetch_and_add(&totals->in_flight, 1) + 1;
-		raise_to(&totals->in_flight_max, pending.queue_depth);
-	}
-	if (bpf_map_update_elem(&requests, &key, &pending, BPF_ANY)) {
-		count(COUNTER_LOST_STATE);
-		left_device(&pending);
-	}
-}
-
 static __always_inline void add_to_span(const struct pending *pending, bool failed, __u64 now)
 {
 	struct block_key key = {
@@ -115,6 +83,47 @@ static __always_inline void add_to_device(const struct pending *pending, bool fa
 	__sync_fetch_and_add(&totals->bytes, pending->bytes);
 	if (failed)
 		__sync_fetch_and_add(&totals->errors, 1);
+}
+
+/* Some virtual machines hide threads of their own: of an interrupt on top of one, the kernel tells nobody. That a request
+ * has ended shows when its structure serves again; how long it took and whether it failed, nobody knows by then.
+ */
+static __always_inline void ended_unseen(const struct pending *pending)
+{
+	add_to_device(pending, false, pending->queued_ns);
+	if (pending->origin.match != MATCH_NONE)
+		add_to_span(pending, false, pending->queued_ns);
+}
+
+static __always_inline void queued(struct request *request)
+{
+	struct gendisk *disk = disk_of(request);
+	struct pending pending = {.queued_ns = bpf_ktime_get_boot_ns()};
+	struct block_device_totals *totals;
+	struct pending *missed;
+	struct device_key device;
+	__u64 key = (__u64)request;
+	__u32 operation = FIELD(request, cmd_flags) & OPERATION_MASK;
+
+	if (!disk)
+		return;
+	missed = bpf_map_lookup_elem(&requests, &key);
+	if (missed)
+		ended_unseen(missed);
+	current_origin(&pending.origin);
+	pending.major = device.major = BPF_CORE_READ(disk, major);
+	pending.minor = device.minor = BPF_CORE_READ(disk, first_minor);
+	pending.bytes = FIELD(request, __data_len);
+	pending.operation = operation < BLOCK_OTHER ? operation : BLOCK_OTHER;
+	totals = totals_of(&device);
+	if (totals) {
+		pending.queue_depth = __sync_fetch_and_add(&totals->in_flight, 1) + 1;
+		raise_to(&totals->in_flight_max, pending.queue_depth);
+	}
+	if (bpf_map_update_elem(&requests, &key, &pending, BPF_ANY)) {
+		count(COUNTER_LOST_STATE);
+		left_device(&pending);
+	}
 }
 
 static __always_inline void slow_io(const struct pending *pending, __s32 error, __u64 now)
