@@ -37,9 +37,7 @@ enum { PSEUDO_MAP = 1, PSEUDO_MAP_VALUE = 2 }; /* linux/bpf.h: BPF_PSEUDO_MAP_FD
 #define MAPPED_ARRAY(name, room, value_type) MAP(name, BPF_MAP_TYPE_ARRAY, room, __u32, value_type)
 #define RING(name, size) MAP(name, BPF_MAP_TYPE_RINGBUF, size, char, char)
 #define STORAGE(name, kind, value_type) MAP(name, kind, 0, __u64, value_type)
-#define TURNING_MAPS(slot, first, second, room, key_type, value_type)                                         \
-	MAP(slot, BPF_MAP_TYPE_ARRAY_OF_MAPS, 1, __u32, __u32)
-#define TURNING_ARRAYS(slot, first, second, room, value_type)                                                  \
+#define TURNING_MAPS(slot, first, second, kind, flags, room, key_type, value_type)                            \
 	MAP(slot, BPF_MAP_TYPE_ARRAY_OF_MAPS, 1, __u32, __u32)
 
 /* What is called elsewhere needs libbpf. */

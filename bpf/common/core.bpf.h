@@ -47,27 +47,12 @@
 enum { STORAGE_GOES_WITH_OWNER = 1 };
 
 /* Two tables of one kind, and the slot that says which of them is filled. */
-#define TURNING_MAPS(slot, first, second, room, key_type, value_type)                                         \
+#define TURNING_MAPS(slot, first, second, kind, flags, room, key_type, value_type)                            \
 	struct slot##_table {                                                                                  \
-		__uint(type, BPF_MAP_TYPE_HASH);                                                               \
+		__uint(type, kind);                                                                            \
+		__uint(map_flags, flags);                                                                      \
 		__uint(max_entries, room);                                                                     \
 		__type(key, key_type);                                                                         \
-		__type(value, value_type);                                                                     \
-	} first SEC(".maps"), second SEC(".maps");                                                             \
-	struct {                                                                                               \
-		__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);                                                      \
-		__uint(max_entries, 1);                                                                        \
-		__type(key, __u32);                                                                            \
-		__array(values, struct slot##_table);                                                          \
-	} slot SEC(".maps") = {.values = {&first}}
-
-/* The same with arrays that user space has in its memory. BPF_F_INNER_MAP (5.10): they may have another size than here. */
-#define TURNING_ARRAYS(slot, first, second, room, value_type)                                                  \
-	struct slot##_table {                                                                                  \
-		__uint(type, BPF_MAP_TYPE_ARRAY);                                                              \
-		__uint(map_flags, BPF_F_MMAPABLE | BPF_F_INNER_MAP);                                           \
-		__uint(max_entries, room);                                                                     \
-		__type(key, __u32);                                                                            \
 		__type(value, value_type);                                                                     \
 	} first SEC(".maps"), second SEC(".maps");                                                             \
 	struct {                                                                                               \

@@ -43,13 +43,16 @@ static __always_inline __u64 next_row(struct lot *lot, struct rows_head *head)
 	return lot->next++;
 }
 
+/* User space reads them in its memory, and makes them larger or smaller than is said here (5.10). */
+enum { ROWS_FLAGS = BPF_F_MMAPABLE | BPF_F_INNER_MAP };
+
 /* Defines the tables, and row_of_span(): the row of a thread and a span. It is new, and all zero but for its key, where
  * `is_new` says so; it is NULL where there is no room. The row type begins with a struct span_key named `key`.
  *
  * Interrupts must be off, as they are at a switch: a CPU has one lot.
  */
 #define ROWS_OF(row_type)                                                                                     \
-	TURNING_ARRAYS(sums, sums_a, sums_b, 16384, row_type);                                                 \
+	TURNING_MAPS(sums, sums_a, sums_b, BPF_MAP_TYPE_ARRAY, ROWS_FLAGS, 16384, __u32, row_type);            \
 	MAP(lots, BPF_MAP_TYPE_PERCPU_ARRAY, 1, __u32, struct lot);                                            \
                                                                                                                \
 	static __always_inline row_type *row_of_span(struct own_row *own, const struct span_key *key,         \

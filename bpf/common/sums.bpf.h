@@ -18,7 +18,7 @@
  * no room.
  */
 #define SUMS_OF(key_type, value_type)                                                                         \
-	TURNING_MAPS(sums, sums_a, sums_b, 16384, key_type, value_type);                                       \
+	TURNING_MAPS(sums, sums_a, sums_b, BPF_MAP_TYPE_HASH, 0, 16384, key_type, value_type);                 \
                                                                                                                \
 	static __always_inline value_type *sum_of(const key_type *key)                                         \
 	{                                                                                                      \
