@@ -135,7 +135,7 @@ def test_sums_that_find_no_room_are_counted(worker):
         followed(monitor, worker.pid)
         # Besides, what CPUs may leave of their last rows.
         spans = 2 * (4 + ROWS_A_LOT * (1 + Library().possible_cpus))
-        worker.do(*({"do": "sleep", "span": n, "seconds": 0.001, "times": 1} for n in range(1, spans)))
+        worker.do(*({"do": "sleep", "span": n, "seconds": 1e-4, "times": 1} for n in range(1, spans)))
     produced = total(monitor, catalog.KERNEL_PRODUCED, probe="sched")
     dropped = total(monitor, catalog.KERNEL_DROPPED, probe="sched", reason="full")
     assert dropped > 0
