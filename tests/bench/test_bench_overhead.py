@@ -55,6 +55,19 @@ def test_the_interval_holds_what_is_lost_as_often_as_it_says():
     assert held >= 53
 
 
+@pytest.mark.parametrize(("slower", "exceeds"), [(1.02, False), (1.05, True)])
+def test_a_level_is_exceeded_where_the_whole_interval_lies_above_it(slower, exceeds):
+    """The bench fails then."""
+    off, on = rounds(1e-3, [1.0] * 40), rounds(1e-3 * slower, [1.0] * 40)
+    assert Overhead(off, on, COSTS).exceeds_level is exceeds
+
+
+def test_a_loss_that_may_be_chance_exceeds_nothing():
+    """Half of the rounds lost a tenth, the others nothing."""
+    off, on = rounds(1e-3, [1.0] * 10), rounds(1e-3, [1.0] * 5) + rounds(1.1e-3, [1.0] * 5)
+    assert not Overhead(off, on, COSTS).exceeds_level
+
+
 def test_few_rounds_say_little():
     """Of three pairs the interval is as wide as they lie apart."""
     off = rounds(1e-3, [1.0] * 3)

@@ -62,6 +62,7 @@ def main() -> None:
         }
         overhead.show(console, costs)
         found |= overhead.figures_of(costs)
+        passed &= not any(cost.exceeds_level for cost in costs.values())
     if not options.parts or "steps" in options.parts:
         timed = steps.run(_STEP_ROUNDS)
         steps.show(console, timed)

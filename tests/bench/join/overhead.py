@@ -92,6 +92,11 @@ class Overhead:
         return found[outside], found[-1 - outside]
 
     @property
+    def exceeds_level(self) -> bool:
+        """Whether these rounds show that more is lost than the level: few of them show nothing."""
+        return self.interval("rate")[0] > LEVEL
+
+    @property
     def share(self) -> float:
         """What the programs take of a request's CPU, by the kernel's own timing.
 
