@@ -85,14 +85,11 @@ static __always_inline void add_to_device(const struct pending *pending, bool fa
 		__sync_fetch_and_add(&totals->errors, 1);
 }
 
-/* Some virtual machines hide threads of their own: of an interrupt on top of one, the kernel tells nobody. That a request
- * has ended shows when its structure serves again; how long it took and whether it failed, nobody knows by then.
- */
-static __always_inline void ended_unseen(const struct pending *pending)
+static __always_inline void add_to_sums(const struct pending *pending, bool failed, __u64 now)
 {
-	add_to_device(pending, false, pending->queued_ns);
+	add_to_device(pending, failed, now);
 	if (pending->origin.match != MATCH_NONE)
-		add_to_span(pending, false, pending->queued_ns);
+		add_to_span(pending, failed, now);
 }
 
 static __always_inline void queued(struct request *request)
@@ -107,9 +104,13 @@ static __always_inline void queued(struct request *request)
 
 	if (!disk)
 		return;
+	/* Some virtual machines hide threads of their own: of an interrupt on top of one, the kernel tells nobody. That a
+	 * request has ended shows when its structure serves again; how long it took and whether it failed, nobody knows
+	 * by then.
+	 */
 	missed = bpf_map_lookup_elem(&requests, &key);
 	if (missed)
-		ended_unseen(missed);
+		add_to_sums(missed, false, missed->queued_ns);
 	current_origin(&pending.origin);
 	pending.major = device.major = BPF_CORE_READ(disk, major);
 	pending.minor = device.minor = BPF_CORE_READ(disk, first_minor);
@@ -154,9 +155,7 @@ static __always_inline void done(struct request *request, __s32 error)
 		return;
 	pending = *found;
 	bpf_map_delete_elem(&requests, &key);
-	add_to_device(&pending, error != 0, now);
-	if (pending.origin.match != MATCH_NONE)
-		add_to_span(&pending, error != 0, now);
+	add_to_sums(&pending, error != 0, now);
 	if (error || now - pending.queued_ns >= CONSTANT(config, latency_threshold_ns))
 		slow_io(&pending, error, now);
 }

@@ -36,17 +36,18 @@ class HashTables:
 
     def __init__(self, slot: Map, tables: tuple[Map, Map], room: int) -> None:
         self._slot = slot
-        self._full, self._empty = tables
+        self._filling, self._other = tables
         self._room = room
         # What was kept from an earlier load may have had the other one's turn.
-        slot.set(0, self._full.fd)
+        slot.set(0, self._filling.fd)
 
     def take(self) -> tuple[NDArray[Any], NDArray[Any]]:
         """See `SumTables`."""
+        full = self._filling
         # Returns when no program uses the old table any more.
-        self._slot.set(0, self._empty.fd)
-        self._full, self._empty = self._empty, self._full
-        return self._empty.take_all(self._room)
+        self._slot.set(0, self._other.fd)
+        self._filling, self._other = self._other, full
+        return full.take_all(self._room)
 
 
 class RowTables:
@@ -62,7 +63,7 @@ class RowTables:
         self._slot = slot
         self._fds = fds
         self._memories = memories
-        self._heads = [memory[:1].view("u1")[: ROWS_HEAD.itemsize].view(ROWS_HEAD)[0] for memory in memories]
+        self._heads = [np.frombuffer(memory, ROWS_HEAD, 1)[0] for memory in memories]
         self._filling = int(np.argmax([head["turn"] for head in self._heads]))
         self._turn = int(self._heads[self._filling]["turn"])
         if self._turn:  # they were kept from an earlier load, and are filled on
