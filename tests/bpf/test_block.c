@@ -3,29 +3,17 @@
 
 #include "bpf/block.bpf.c"
 #include "check.h"
-#include "follow.h"
+#include "thread.h"
 
 enum { TGID = 42, MS = 1000000, KIB = 1024, FAILED = 10 };
 
-static struct task_struct thread;
-static struct thread_record record;
-static struct thread_record *variable = &record;
 static struct gendisk disk = {.major = 254, .first_minor = 3}, other_disk = {.major = 8};
 static struct request one, other;
-
-static void at_work_on(__u64 span)
-{
-	record = (struct thread_record){.trace_id = {1, 2}, .span_id = span, .valid = span != 0};
-}
 
 static void begin(void)
 {
 	CONFIGURE(config, .latency_threshold_ns = 10 * MS);
-	thread = (struct task_struct){
-		.tgid = TGID, .pid = TGID, .mm = &thread, .thread.fsbase = (unsigned long)&variable};
-	follow(TGID, (struct thread_layout){});
-	fake.task = &thread;
-	fake.thread = (__u64)TGID << 32 | TGID;
+	begin_thread(TGID);
 	fake.now = 1000 * MS;
 	at_work_on(9);
 }

@@ -3,28 +3,16 @@
 
 #include "bpf/drm.bpf.c"
 #include "check.h"
-#include "follow.h"
+#include "thread.h"
 
 enum { TGID = 42, MIB = 1 << 20, NOWHERE = -1 };
 
-static struct task_struct thread;
-static struct thread_record record;
-static struct thread_record *variable = &record;
 static struct amdgpu_bo amd = {.tbo.base.size = 3 * MIB};
 static struct xe_bo intel = {.ttm.base.size = 5 * MIB};
 
-static void at_work_on(__u64 span)
-{
-	record = (struct thread_record){.trace_id = {1, 2}, .span_id = span, .valid = span != 0};
-}
-
 static void begin(void)
 {
-	thread = (struct task_struct){
-		.tgid = TGID, .pid = TGID, .mm = &thread, .thread.fsbase = (unsigned long)&variable};
-	follow(TGID, (struct thread_layout){});
-	fake.task = &thread;
-	fake.thread = (__u64)TGID << 32 | TGID;
+	begin_thread(TGID);
 	fake.now = 1000;
 	at_work_on(9);
 }

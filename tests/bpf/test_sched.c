@@ -3,7 +3,7 @@
 
 #include "bpf/sched.bpf.c"
 #include "check.h"
-#include "follow.h"
+#include "thread.h"
 
 enum { TGID = 42, BLOCKED = 1, MS = 1000000 };
 
@@ -11,17 +11,10 @@ enum { TGID = 42, BLOCKED = 1, MS = 1000000 };
 #define ITS_OWN (77ull * MS)
 
 static enum teller teller;
-static struct task_struct thread, other = {.tgid = 7, .pid = 7};
+static struct task_struct other = {.tgid = 7, .pid = 7};
 static struct rq cpu;
 static struct cfs_rq queue = {.rq = &cpu};
 static struct pt_regs___frame registers;
-static struct thread_record record;
-static struct thread_record *variable = &record;
-
-static void at_work_on(__u64 span)
-{
-	record = (struct thread_record){.trace_id = {1, 2}, .span_id = span, .valid = span != 0};
-}
 
 static void pass(__u64 ns)
 {
@@ -48,13 +41,8 @@ static void sums_are_taken(void)
 static void begin(void)
 {
 	CONFIGURE(config, .run_queue_threshold_ns = 10 * MS, .off_cpu_threshold_ns = 10 * MS);
-	thread = (struct task_struct){.tgid = TGID,
-				      .pid = TGID,
-				      .mm = &thread,
-				      .se.cfs_rq = &queue,
-				      .thread.fsbase = (unsigned long)&variable};
-	other.se.cfs_rq = &queue;
-	follow(TGID, (struct thread_layout){});
+	begin_thread(TGID);
+	thread.se.cfs_rq = other.se.cfs_rq = &queue;
 	fake.now = cpu.clock = 0;
 	pass(1000 * MS);
 	cpu.clock += ITS_OWN;
